@@ -7,11 +7,11 @@ from typing import Any, Literal
 Record = dict[str, Any]
 """One line of metrics.jsonl; docs/run-folder.md lists its fields."""
 Per = Literal["round", "sync", "trainer", "worker", "phase"]
-"""What a number in a line belongs to: the round, its syncs, a trainer, a worker, or a phase (of
+"""Owner of a number in a line: the round, its syncs, a trainer, a worker, or a phase (of
 memory_use.PHASES).
 """
 Aggregation = Literal["last", "mean", "mean by bytes", "sum", "max"]
-"""How the numbers of all rounds are combined into one number of the run.
+"""Way of combining the numbers of all rounds into one number of the run.
 
 last: the last round that has a number (mean over trainers).
 mean: the mean of the rounds where it is not 0.
@@ -45,7 +45,7 @@ class Metric:
     per: Per = "round"
     aggregation: Aggregation = "last"
     better: Literal["lower", "higher"] = "lower"
-    """Which values of a measure are better."""
+    """Direction in which a measure is better."""
     always: bool = False
     """True if no line has null for it."""
     panel: str = ""

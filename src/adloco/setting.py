@@ -1,5 +1,5 @@
-"""What the field of a setting says besides its type and its default: facts, and in the docstring
-below it, which arguments of commands have too, its meaning.
+"""Reads a setting's facts and meaning from its field: metadata, and the docstring below it, which
+arguments of commands have too.
 """
 
 import ast
@@ -17,7 +17,7 @@ class Facts:
     """Facts about a setting that commands need."""
 
     resume: Literal["never", "free", "recorded"] = "never"
-    """Whether it may change when a run is resumed. free: yes, no number of the run depends on it;
+    """Permission to change the setting on resume. free: yes, no number of the run depends on it;
     recorded: yes, and the change is kept in changes.jsonl.
     """
     of_rank: bool = False
@@ -27,11 +27,11 @@ class Facts:
     traceless: bool = False
     """True if it changes no number of a run, and none that is recorded of it."""
     equal: str | None = None
-    """What the runs of a comparison must have in common and this setting decides, in words; empty:
+    """Things that this setting decides and a comparison's runs must share, in words; empty:
     nothing; None: what its section says.
     """
     aliases: tuple[str, ...] = ()
-    """Its names in papers and other programs, in small letters."""
+    """Names of the setting in papers and other programs, in small letters."""
 
 
 def setting(

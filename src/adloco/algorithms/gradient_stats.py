@@ -26,7 +26,7 @@ pass of one, and returns its part of the batch's mean loss."""
 
 
 class Measurement(Protocol):
-    """How a worker measures its test steps. A batch rule names it by a dotted path."""
+    """Measures the test steps of a worker. A batch rule names it by a dotted path."""
 
     whole_gradients: ClassVar[bool]
     """True if it needs whole gradients, so that a worker cannot be in shards."""

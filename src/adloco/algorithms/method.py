@@ -88,9 +88,9 @@ class Method:
     sync_every: int = setting(20, aliases=("h", "local_steps"))
     """Inner optimizer steps per round (H)."""
     sync_growth: float = 0.0
-    """How rounds become longer while the learning rate decays: a round has sync_every x (peak rate
-    / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers move about as
-    far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
+    """Exponent by which rounds become longer while the learning rate decays: a round has sync_every
+    x (peak rate / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers
+    move about as far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
     dropped: tuple[int, ...] = setting((), resume="recorded")
     """Workers that train no more, by number from 0: those of a failed island, without which the
     others continue (run.on_rank_failure = drop).
@@ -145,7 +145,7 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTest:
-    """How workers take gradient statistics for batch rules that need them.
+    """Settings of the gradient statistics that workers take for some batch rules.
 
     An inner step on which they are taken is a test step.
     """
@@ -160,7 +160,7 @@ class GradientTest:
     model, a tenth at 16 samples and two thirds at 4); shorter rounds consist of test steps.
     """
     step: Literal["first", "last"] = "first"
-    """Which steps of a round are its test steps. first: all workers of a trainer have the same
+    """Steps of a round that are its test steps. first: all workers of a trainer have the same
     parameters on the first step, and are close together on the next ones. last: the step after the
     tests has the new batch, as in DDP-Norm; for trainers with one worker."""
 
@@ -172,23 +172,23 @@ class GradientTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a trainer's batch is decided, cut into micro-batches and split over workers."""
+    """The rule for a trainer's batch, its micro-batches, and its split over workers."""
 
     rule: BatchRule = field(default_factory=ConstantBatch)
     """The batch rule, for instance `NormTest`."""
     guards: BatchGuards = field(default_factory=BatchGuards)
     """First batch and limits around the rule."""
     test: GradientTest = field(default_factory=GradientTest)
-    """How the statistics for the rule are taken."""
+    """Settings of the statistics that the rule needs."""
     switch: SwitchMode = field(default_factory=SwitchMode)
-    """What fits in memory, and when gradients are accumulated."""
+    """The largest micro-batch that fits, and the rule for accumulation."""
     shares: Shares = field(default_factory=EqualShares)
-    """How the batch is split over the trainer's workers."""
+    """Split of the batch over the trainer's workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OuterMemory:
-    """Where and in which data type a trainer keeps the tensors that only syncs need."""
+    """Place and data type of the tensors that a trainer needs only at syncs."""
 
     on_host: bool = setting(False, resume="free")
     """Keep global parameters, outer optimizer state and residuals (what syncs have left unsent) in
@@ -205,18 +205,18 @@ class OuterMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Syncing:
-    """How the workers of a trainer are synced."""
+    """Settings of the sync between the workers of a trainer."""
 
     outer: OuterFactory | None
     """Builds the outer optimizer; None: the workers' mean becomes the global parameters."""
     wire: WireFormat | None = None
     """Wire format of pseudo-gradients; None: they are sent uncompressed."""
     feedback: Feedback = field(default_factory=Feedback)
-    """What becomes of what the wire format leaves unsent."""
+    """Error feedback: the treatment of values that the wire format leaves unsent."""
     streaming: Streaming = field(default_factory=Streaming)
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
-    """Where and in which data type global parameters are kept."""
+    """Place and data type of the global parameters."""
 
     @property
     def difference_wire(self) -> WireFormat | None:
@@ -232,7 +232,7 @@ class Syncing:
 
     @property
     def residuals(self) -> Literal["none", "memory", "params"]:
-        """Where workers keep their residuals, what a sync leaves unsent; none: nowhere."""
+        """Place where workers keep residuals (values that a sync leaves unsent); none: not kept."""
         return self.feedback.place(self.wire)
 
     def diverges(self, num_workers: int) -> bool:
@@ -245,14 +245,14 @@ class Merging:
     """The settings of merges."""
 
     policy: MergePolicy = field(default_factory=NoMerge)
-    """Which trainers merge, and when."""
+    """Selects the trainers that merge."""
     fates: MergeFates = field(default_factory=MergeFates)
-    """What happens to parameters, momentum, inner state, streams and requests."""
+    """Treatment of parameters, momentum, inner state, streams and requests at a merge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How workers compute."""
+    """Settings of the workers' computation."""
 
     autocast: torch.dtype | None = None
     """Data type of mixed precision (torch.autocast); None: no mixed precision."""
@@ -261,6 +261,6 @@ class Execution:
     seed: int = 0
     """Seed of the dropout masks, and of batch rules that draw random numbers."""
     on_nonfinite: OnNonFinite = "stop"
-    """What a worker does when its numbers are not finite."""
+    """Action of a worker whose numbers are not finite."""
     clock: Callable[[], float] = time.monotonic
     """() -> seconds since some fixed moment; measures training and the syncs that it waits for."""

@@ -18,7 +18,7 @@ LARGEST = 1e37
 float32 numbers could overflow.
 """
 ADVICE = "lower the learning rate or check the data"
-"""What to do about a number that is not finite."""
+"""Advice in messages about a number that is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Replica:
     buffers: Sequence[Tensor]
     """The floating-point buffers of the model's state (running statistics), averaged at a sync."""
     residuals: Sequence[Tensor]
-    """With error feedback, the part of each parameter's differences that no sync has sent yet:
-    float32 tensors of the parameters' shapes. Empty without error feedback.
+    """The part of each parameter's differences that no sync has sent yet: float32 tensors of the
+    parameters' shapes. Empty without error feedback.
     """
 
     @staticmethod

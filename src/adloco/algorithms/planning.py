@@ -32,7 +32,7 @@ class Planner:
     ranks: int
     """Ranks that serve each worker."""
     sync_growth: float = 0.0
-    """As `Method.sync_growth`."""
+    """Same as `Method.sync_growth`."""
 
     def samples_per_inner_step(self, state: RunState) -> int:
         """Samples that one inner step takes over all trainers."""
@@ -69,7 +69,7 @@ class Planner:
         return round(min(state.chosen.sync_every / shrunk, MOST_STEPS))
 
     def decay(self, samples: int) -> float:
-        """What the schedule's decay has left of the rate after so many samples of the run."""
+        """Fraction of the peak rate that the schedule's decay leaves after so many samples."""
         schedule = self.learning_rate
         return 1.0 if schedule is None else schedule.decay(samples * self.tokens_per_sample)
 

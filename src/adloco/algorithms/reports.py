@@ -17,8 +17,8 @@ class TrainerReport:
     workers: int
     """Number of its workers."""
     requested_batch: int
-    """Its requested batch in this round, per inner step over all its workers, before the request is
-    clipped at what fits in memory."""
+    """The trainer's requested batch in this round, per inner step over all its workers, before the
+    request is clipped at what fits in memory."""
     worker_batch: int
     """Batch of its first worker per inner step. With equal shares, no worker has a larger one."""
     micro_batch: int
@@ -59,7 +59,7 @@ class TrainerReport:
     """Estimate of |x - mean| / |mean| for its global parameters x after the sync and the mean of
     all trainers', before a merge; None with one trainer."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What the stages of the run say of it, by the names of their options' metrics."""
+    """Values that stages report about the trainer, by the names of their options' metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,10 @@ class WorkerReport:
     skipped_steps: int
     """Inner steps that it left out, because the loss or the gradient was not finite."""
     restarts: int
-    """How often it started again from the parameters of the last sync, because its numbers were not
+    """Number of restarts from the parameters of the last sync after numbers that were not
     finite."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What the stages of the run say of it, by the names of their options' metrics."""
+    """Values that stages report about the worker, by the names of their options' metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ class RoundReport:
     merges: tuple[Merge, ...]
     """The merge at the end of the round, if there was one."""
     changes: tuple[Change, ...] = ()
-    """What the run has changed after the round: settings that are auto, and the cap on
+    """Changes that the run made after the round: settings that are auto, and the cap on
     micro-batches if memory ran out."""
     steps: tuple[StepLoss, ...]
     """Losses of all inner steps of all workers."""

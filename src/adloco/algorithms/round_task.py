@@ -12,7 +12,7 @@ from adloco.rules.switch import BatchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask:
-    """What a worker has to do in one round."""
+    """The work of one worker in one round."""
 
     trainer: int
     plan: BatchPlan
@@ -41,7 +41,7 @@ class RoundTask:
         return inner_step >= self.inner_steps - test.steps
 
     def place(self, worker: int, inner_steps: int) -> str:
-        """Where a worker is after so many inner steps of the round, for messages."""
+        """Position of a worker after so many inner steps of the round, for messages."""
         of_run = self.first_step + inner_steps
         return f"trainer {self.trainer}, worker {worker}, inner step {of_run}"
 

@@ -54,7 +54,7 @@ class RunState:
     last_samples: dict[int, float] = field(default_factory=dict)
     """Samples of each worker of the run in the last complete round, by id."""
     stages: Sequence[Stage] = ()
-    """What options do in the run, in the order in which they are called."""
+    """Stages of the run's options, in the order in which they are called."""
 
     @property
     def in_round(self) -> bool:
@@ -155,7 +155,7 @@ class RunState:
         return numbers | parts
 
     def _of_stages(self, part: str) -> dict[str, Any]:
-        """What stages keep in a part, by their keys."""
+        """State that stages keep in one part of a checkpoint, by the stages' keys."""
         kept = {stage.key: stage.state_parts() for stage in self.stages}
         return {key: own[part] for key, own in kept.items() if part in own}
 

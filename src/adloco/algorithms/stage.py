@@ -26,8 +26,8 @@ Weights = Mapping[int, float]
 
 
 class Stage:
-    """What one option does in a run. Its methods are called on all ranks alike, and do nothing
-    here; a stage overrides those that it needs.
+    """Hooks by which one option acts on a run. Its methods are called on all ranks alike, and do
+    nothing here; a stage overrides those that it needs.
     """
 
     key = ""
@@ -60,8 +60,8 @@ class Stage:
         return report
 
     def state_parts(self) -> Mapping[str, Any]:
-        """Its live state in this process, by the part of a checkpoint to which it belongs: plain
-        numbers that every process has in `RUN`, tensors in those of trainers and workers.
+        """The stage's live state in this process, by the part of a checkpoint to which it belongs:
+        plain numbers that every process has in `RUN`, tensors in those of trainers and workers.
         """
         return {}
 
@@ -138,7 +138,7 @@ class Option:
 
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:
-        """What the stage did in a round, in sentences that begin with whom it concerns."""
+        """Events of the stage in a round, as sentences that begin with whom they concern."""
         return iter(())
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How far trainers are apart, without sending a model.
+"""Estimates the distance between trainers without sending a model.
 
 Each trainer sends a sketch of its global parameters: each element is added to one of `BUCKETS` sums
 with a random sign. A sketch is linear, so that of a mean is the mean of the sketches, and its
@@ -33,7 +33,7 @@ both are drawn for each block. If all blocks of a model are equal, the standard 
 def trainer_distances(
     trainers: Mapping[int, Trainer], workers: Mapping[int, Worker], placement: Placement
 ) -> dict[int, float | None]:
-    """How far each trainer's global parameters are from the mean of all trainers', by trainer id.
+    """Distance of each trainer's global parameters from the mean of all trainers', by trainer id.
 
     It is |x - mean| / |mean|, estimated from sketches; None for a single trainer. Called on all
     ranks.

@@ -1,4 +1,4 @@
-"""What a worker has done in a round: kept while it trains, and gathered by all ranks at the end."""
+"""A worker's record of a round: kept while it trains, and gathered by all ranks at the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,11 +24,11 @@ class WorkerRound:
     sync: SyncStats = field(default_factory=SyncStats)
     """Cost of its syncs."""
     moments: Moments = field(default_factory=Moments)
-    """Its gradient statistics."""
+    """The worker's gradient statistics."""
     skipped_steps: float = 0.0
     """Inner steps that it left out, because they were not finite."""
     restarts: float = 0.0
-    """How often it started again from the parameters of the last sync."""
+    """Number of restarts from the parameters of the last sync."""
     losses: list[float] = field(default_factory=list)
     """Loss of each inner step."""
 

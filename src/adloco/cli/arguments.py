@@ -43,7 +43,7 @@ settings:
   line; adloco train --help lists them all. Often used are:
 """
 ARGUMENT = "argument"
-"""Where the metadata of a field say how argparse reads it."""
+"""Key in a field's metadata under which argparse's options stand."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -162,7 +162,7 @@ class MachinesCommand(RanksCommand):
     """Machines that begin together, each by this command (default: 1); to a run, others may come
     later, and those that failed may come back."""
     meet: str = argument("", "HOST:PORT")
-    """Where they meet: the address of the first machine, and a free port there."""
+    """Address of the first machine, and a free port there."""
 
 
 @dataclass(kw_only=True)

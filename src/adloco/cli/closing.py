@@ -25,7 +25,7 @@ SHOWN_OF_SAMPLE = 160
 def closing_lines(
     run: TrainingRun, summary: dict[str, Any], records: Sequence[Record]
 ) -> list[str]:
-    """What came out of a finished run, where its report is, and next commands.
+    """Lines about a finished run: its results, its report and next commands.
 
     Args:
         run: The run.

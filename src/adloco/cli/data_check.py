@@ -1,4 +1,4 @@
-"""What `adloco prepare --check` shows of a recipe's data: rows as they are read, counts of tokens,
+"""Text of `adloco prepare --check` about a recipe's data: rows as they are read, counts of tokens,
 samples as the model sees them, and how well a bigram model predicts the text.
 """
 

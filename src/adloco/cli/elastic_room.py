@@ -1,4 +1,4 @@
-"""What commands take from elastic/: only processes of several ranks import it, and it may lack."""
+"""Access of commands to elastic/, which only several ranks import and which may be missing."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -46,7 +46,7 @@ def watch(
 
 
 def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Recovery | None":
-    """What a launcher must know if the ranks of a run recover; None if they do not.
+    """Settings that a launcher needs if the ranks of a run recover; None if they do not.
 
     replaces: As in `Recovery`.
     """

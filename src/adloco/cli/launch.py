@@ -38,9 +38,9 @@ class Launch(RecipeCommand):
     image: str = argument("")
     """Container in which adloco is installed (not on SLURM)."""
     storage: str = argument("", "NAME")
-    """Where runs are kept: a volume claim of Kubernetes, a bucket's URL for SkyPilot."""
+    """Storage of runs: a volume claim of Kubernetes, a bucket's URL for SkyPilot."""
     gpu: str = argument("", "KIND")
-    """As in H100 (SkyPilot; SLURM takes it too)."""
+    """Kind of GPU, for instance H100 (SkyPilot; SLURM takes it too)."""
     to: Path | None = argument(None, "FILE")
     """File to write; it must not exist yet (default: RECIPE-NAME.sh or .yaml)."""
     dry_run: bool = argument(False)

@@ -38,7 +38,7 @@ SPARKLINE_COLUMNS = 32
 
 
 class LiveView:
-    """What is shown of a run while it trains.
+    """The terminal's view of a run while it trains.
 
     Args:
         run: The run.

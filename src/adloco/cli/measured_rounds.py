@@ -1,4 +1,4 @@
-"""What `adloco plan --measured` does: a fit to measured rounds, and rounds that it predicts."""
+"""Text of `adloco plan --measured`: a fit to measured rounds, and predictions of rounds."""
 
 import math
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What `adloco train` says before the first round: what is trained, on how much, and what will be
-sent.
-"""
+"""Text of `adloco train` before the first round: the model, the amount of data and of traffic."""
 
 import math
 import socket
@@ -32,7 +30,7 @@ def opening_lines(run: TrainingRun) -> list[str]:
 
 
 def joined_line(run: TrainingRun) -> str:
-    """What a rank other than 0 says once on a machine of its own."""
+    """Line that a rank other than 0 prints once on a machine of its own."""
     placement, here = run.placement, sorted(run.algorithm.workers)
     workers = f"worker{'s' if len(here) != 1 else ''} {', '.join(map(str, here))}"
     return (
@@ -89,7 +87,7 @@ def _rounds(run: TrainingRun) -> int | None:
 
 
 def _sent(run: TrainingRun) -> str:
-    """What a worker will send to others, beside data-parallel training; empty for one worker."""
+    """Bytes that a worker will send, beside data-parallel training; empty for one worker."""
     recipe, rounds, sizes = run.recipe, _rounds(run), _sizes(run)
     if sum(sizes) == 1:
         return ""

@@ -67,7 +67,7 @@ class Plan(SettingsCommand):
     predict: Path | None = argument(None, "ROWS.csv")
     """Rounds to predict by that model."""
     to: Path | None = argument(None, "PATH")
-    """Where to write the plan (a folder; default: runs/plan) or the rounds."""
+    """Place to write the plan (a folder; default: runs/plan) or the rounds."""
 
     def run(self) -> int:
         from adloco.cli.measured_rounds import show_calibration
@@ -193,7 +193,7 @@ def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str,
 
 
 def speed_text(arguments: Plan) -> str:
-    """What --parameters leaves as it is."""
+    """Sentence about a speed that --parameters leaves unchanged."""
     return (
         f"Islands train {arguments.parameters:g} parameters at the speed in {arguments.cluster}; "
         "set model.* in recipe.toml to a model of that size."

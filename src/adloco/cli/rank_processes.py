@@ -33,7 +33,7 @@ class Machines:
     """Address of the machine on which the store of the run is kept."""
     port: int
     number: int
-    """How many begin the run."""
+    """Number of processes that begin the run."""
 
     @staticmethod
     def read(number: int, address: str) -> "Machines | None":
@@ -120,7 +120,7 @@ def on_ranks(
 
 
 class RankEnd:
-    """How this rank ends if its main thread waits for another one."""
+    """Ends this rank if its main thread waits for another one."""
 
     def __init__(self) -> None:
         self.run: TrainingRun | None = None

@@ -1,4 +1,4 @@
-"""What is said of a run in plain text: a round, its events and its evaluations."""
+"""A run in plain text: a round, its events and its evaluations."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ def wire_name(run: TrainingRun) -> str:
 
 
 def event_texts(record: Record) -> list[str]:
-    """What happened in a round besides training: bad numbers, merges, changed settings."""
+    """Events of a round besides training: bad numbers, merges, changed settings."""
     merged = [
         f"trainer {', '.join(map(str, merge['absorbed']))} merged into trainer "
         f"{merge['survivor']}, weights "
@@ -64,7 +64,7 @@ def event_texts(record: Record) -> list[str]:
 
 
 def _bad_numbers(record: Record) -> list[str]:
-    """What was done about workers whose numbers were not finite."""
+    """Lines about workers whose numbers were not finite, and what was done."""
     done = {
         "skipped_steps": "left out {} inner steps with a loss or gradient that is not finite",
         "restarts": "started again {} times from the parameters of the last sync, because its "
@@ -79,7 +79,7 @@ def _bad_numbers(record: Record) -> list[str]:
 
 
 def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
-    """What the run has lost at its interruptions, in a line; empty if there were none.
+    """Line about tokens and time lost at interruptions; empty if there were none.
 
     Args:
         starts: Its starts and stops.
@@ -155,7 +155,7 @@ def wire_text(syncs: Record, wire: str, after: str, before: str = "") -> str:
 
 
 def saved_text(record: Record) -> str:
-    """How much less was sent than data-parallel training would have sent, in words."""
+    """Ratio of data-parallel training's bytes to the bytes sent, in words."""
     sent, whole = record["bytes_communicated"], record["bytes_ddp_equivalent"]
     if not 0 < 2 * sent < whole:
         return against_text(record)
@@ -167,7 +167,7 @@ def saved_text(record: Record) -> str:
 
 
 def against_text(record: Record) -> str:
-    """What data-parallel training would have sent."""
+    """Bytes that data-parallel training would have sent, in words."""
     whole = number_text(record, "bytes_ddp_equivalent")
     return f"data-parallel training would have sent {whole}"
 

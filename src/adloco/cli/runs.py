@@ -16,7 +16,7 @@ class Runs(Command):
     key = "runs"
     summary = "list the runs in a folder"
     folder: Path = argument(Path("runs"), "FOLDER", place=True, nargs="?")
-    """Where to look (default: runs)."""
+    """Folder to search (default: runs)."""
 
     def run(self) -> int:
         from adloco.run.overview import find_runs

@@ -38,7 +38,7 @@ class KnownSetting:
     """section.key"""
     meaning: str
     hint: Any
-    """Its type."""
+    """Type of the setting."""
     default: Any
     chosen_by: str = ""
     """The choice that would add it, such as `batch.rule warmup`; empty if the recipe has it."""

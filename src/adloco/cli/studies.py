@@ -1,5 +1,5 @@
-"""What the commands over many runs share: training the missing ones with a line of progress each,
-and showing their comparison.
+"""Shared steps of commands over many runs: they train the missing runs with a line of progress
+each, and show the comparison.
 """
 
 import re

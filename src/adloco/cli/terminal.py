@@ -1,5 +1,5 @@
-"""Where commands print. Text from names, files, models and other machines is shown as it is: it is
-no markup, and it cannot control the terminal.
+"""Output of commands. Text from names, files, models and other machines is shown as it is: it is no
+markup, and it cannot control the terminal.
 """
 
 import re

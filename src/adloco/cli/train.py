@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from adloco.run.records import Records
 
 RESTARTS = 3
-"""How often failed ranks are started again before a round has been trained in between."""
+"""Number of restarts after failures of ranks with no round trained in between."""
 
 
 def _settings_overview() -> str:

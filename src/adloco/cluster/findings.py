@@ -1,5 +1,5 @@
-"""What follows from the facts of all ranks and the measured links: findings, each with what to
-change. Only numbers and texts come in, so that every rank says the same.
+"""Findings from the facts of all ranks and the measured links, each with what to change. Only
+numbers and texts come in, so that every rank says the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from adloco.distributed.launch.link_probe import MeasuredLink
 from adloco.plan.link import bandwidth_text, latency_text
 
 MUST_AGREE = ("torch", "adloco", "the code of adloco")
-"""What a run refuses to start with if it differs, or what changes its numbers."""
+"""Facts that must be equal on all ranks; else the run refuses to start, or its numbers change."""
 LONGEST_VERSION = 40
 CLOCK_SECONDS = 1.0
 """Clocks that differ by more make the records of machines hard to compare."""
@@ -31,7 +31,7 @@ class Finding:
     check: str
     level: Literal["ok", "warning", "problem"]
     text: str
-    """What was found, and what to change."""
+    """The finding, and what to change."""
 
 
 def versions(facts: Sequence[RankFacts]) -> Finding:

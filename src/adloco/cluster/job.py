@@ -20,7 +20,7 @@ GRACE_SECONDS = 110
 MARGIN_SECONDS = 20
 """From the end of the grace to the end that the scheduler puts to the job."""
 PORT = 29400
-"""Where torchrun's agents meet; its default."""
+"""Port where torchrun's agents meet; torchrun's default."""
 LONGEST_NAME = 40
 """Kubernetes adds to a job's name, and allows 63 characters."""
 END = "END_OF_RECIPE"
@@ -165,7 +165,8 @@ def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
 
 
 def _spread(recipe: Recipe) -> str:
-    """How the GPUs of an island share a worker: by shards, unless it needs whole gradients."""
+    """Option by which the GPUs of an island share a worker: shards, unless whole gradients are
+    needed."""
     path = recipe.batch.measurement
     return "replica_size" if path and load_object(path).whole_gradients else "shard_size"
 

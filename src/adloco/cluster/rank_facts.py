@@ -1,4 +1,4 @@
-"""What each rank knows of its machine, and sends to the others before a long run."""
+"""Facts about a rank's machine, which the ranks exchange before a long run."""
 
 import math
 import os
@@ -30,7 +30,7 @@ from adloco.distributed.messages import all_states
 from adloco.run.environment import choose_device, code_checksum
 
 SEEN_SECONDS = 5.0
-"""How long a file may take to show on other machines; NFS keeps lists of names for seconds."""
+"""Seconds until a file shows on other machines; NFS keeps lists of names for seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class RankFacts:
     ranks_here: int
     """Ranks on this machine."""
     address: str
-    """Where gloo listens; empty if GLOO_SOCKET_IFNAME names no interface."""
+    """Address where gloo listens; empty if GLOO_SOCKET_IFNAME names no interface."""
     towards_first: str
     """This machine's address on the way to the first one; empty if there is none."""
     addresses: Mapping[str, str]

@@ -16,29 +16,28 @@ from adloco.cluster.job import MARGIN_SECONDS, PORT, Job
 from adloco.errors import require
 
 FOLDER = "/adloco"
-"""Where nodes that share no disk mount the storage."""
+"""Mount point of the storage on nodes that share no disk."""
 VARIABLES = "OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""With the second one, ranks that torchrun starts again do not meet at the store of the old ones.
-"""
+"""The second one keeps ranks that torchrun restarts away from the store of the old ones."""
 NODE_RESTARTS = 10
-"""How often Kubernetes or SkyPilot starts a job again after a node has failed."""
+"""Number of times that Kubernetes or SkyPilot restarts a job after a node has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a scheduler must know besides the job."""
+    """Facts that a scheduler needs besides the job."""
 
     image: str = ""
     """A container's image in which adloco is installed."""
     storage: str = ""
-    """Where the run's folder is kept: a claim of a volume (Kubernetes) or a bucket (SkyPilot)."""
+    """Storage of the run's folder: a claim of a volume (Kubernetes) or a bucket (SkyPilot)."""
     gpu: str = ""
     """The kind of GPU, as the scheduler names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """How jobs are written and submitted."""
+    """Writes jobs and names the command that submits them."""
 
     template: str
     submit: tuple[str, ...]

@@ -30,7 +30,7 @@ def setting_names() -> list[str]:
 
 
 def held_by(name: str) -> str:
-    """What the runs of a comparison must have in common and this setting decides; empty: nothing.
+    """Things that this setting decides and a comparison's runs must share; empty: nothing.
 
     name: section.key; also one of a class of the user's own.
     """

@@ -181,7 +181,7 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
 
 
 def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, str]] = ()) -> str:
-    """What was meant by a word that is not allowed, or by settings of that (section, key)."""
+    """A hint at the word that was meant, or at settings of that (section, key)."""
     meant = [
         name
         for section, key in settings

@@ -55,7 +55,7 @@ class Register:
         return keys[0] if keys else f"{owner.__module__}:{owner.__qualname__}"
 
     def missing(self, kind: type) -> list[str]:
-        """What the protocol asks for and a class does not have."""
+        """Members of the protocol that a class lacks."""
         return sorted(_members(self.protocol) - set(dir(kind)) - get_type_hints(kind).keys())
 
     def _checked(self, path: str, found: Any) -> type:

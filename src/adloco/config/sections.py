@@ -52,9 +52,9 @@ class Choice:
     meaning: str
     """Help text of the key. The help text of each class is its own docstring."""
     held_equal: str
-    """As `Facts.equal`, of the settings of the section that do not say it."""
+    """Default of `Facts.equal` for the settings of the section."""
     aliases: tuple[str, ...]
-    """As in `Facts`."""
+    """Same as in `Facts`."""
 
     def help(self) -> str:
         """The meaning, followed by one line for each class."""
@@ -251,7 +251,7 @@ class Recipe:
 
     @property
     def batching(self) -> Batching:
-        """How a trainer's batch is decided and split into micro-batches."""
+        """The rule for a trainer's batch, and its split into micro-batches."""
         return Batching(
             rule=self.batch,
             guards=self.guards,
@@ -262,12 +262,12 @@ class Recipe:
 
     @property
     def merging(self) -> Merging:
-        """Which trainers merge, and what becomes of their parameters, state and data."""
+        """The trainers that merge, and the fate of their parameters, state and data."""
         return Merging(policy=self.merge, fates=self.fates)
 
     @property
     def syncing(self) -> Syncing:
-        """How the workers of a trainer are synced."""
+        """Settings of the sync between the workers of a trainer."""
         return Syncing(
             outer=None if isinstance(self.outer, OuterMean) else self.outer,
             wire=self.wire_format,

@@ -50,10 +50,10 @@ class RunSettings:
     compile: bool = False
     """Compile the model with torch.compile (slow to start, faster steps)."""
     on_nonfinite: OnNonFinite = setting("stop", resume="recorded")
-    """What to do when the numbers of a worker are not finite. stop: end the run with an error, with
-    the last checkpoint as it is; skip: leave out an inner step whose loss or gradient is not
-    finite; restore: start the worker again from the parameters of the last sync, with fresh
-    optimizer state. Both are counted.
+    """Action when the numbers of a worker are not finite. stop: end the run with an error, with the
+    last checkpoint as it is; skip: leave out an inner step whose loss or gradient is not finite;
+    restore: start the worker again from the parameters of the last sync, with fresh optimizer
+    state. Both are counted.
     """
     checkpoint_every: int = setting(10, resume="free", traceless=True)
     """Rounds from one checkpoint to the next. The last round always writes one."""
@@ -75,10 +75,10 @@ class RunSettings:
     on_rank_failure: Literal["stop", "replace", "drop"] = setting(
         "stop", resume="free", aliases=("on_loss",)
     )
-    """What to do when a rank is killed, stopped or cut off. stop: end the run, to be resumed;
-    replace: the remaining ranks take over its workers and resume from the newest checkpoint, with
-    the same numbers as if nothing had happened, and take back a rank that returns; drop: they
-    resume from there without its workers (method.dropped). Only on CPUs; on GPUs the run ends.
+    """Action when a rank is killed, stopped or cut off. stop: end the run, to be resumed; replace:
+    the remaining ranks take over its workers and resume from the newest checkpoint, with the same
+    numbers as if nothing had happened, and take back a rank that returns; drop: they resume from
+    there without its workers (method.dropped). Only on CPUs; on GPUs the run ends.
     """
     copy_every: int = setting(0, resume="free")
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island
@@ -89,7 +89,7 @@ class RunSettings:
     its disk. An island that is alone writes a checkpoint instead.
     """
     trackers: str = setting("auto", resume="free", of_rank=True, traceless=True)
-    """Where to log metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
+    """Trackers for metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
     or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your
     own as package.module:Name.
     """
@@ -154,8 +154,8 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """How several ranks (processes) serve a worker. Together, shard_size x replica_size
-    neighbouring ranks are an island.
+    """The ranks (processes) that serve a worker. Together, shard_size x replica_size neighbouring
+    ranks are an island.
     """
 
     shard_size: int = setting(1, resume="free")
@@ -193,7 +193,7 @@ class MemorySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """What to record about a run's use of resources, besides the metrics."""
+    """Records of a run's use of resources, besides the metrics."""
 
     memory: bool = setting(False, resume="free", of_rank=True, traceless=True)
     """On a GPU: record PyTorch's history of memory allocations in the first process, and write it

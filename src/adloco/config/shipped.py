@@ -19,5 +19,5 @@ def shipped_text(name: str) -> str:
 
 
 def purpose(name: str) -> str:
-    """What a shipped recipe is for: the first line of its file, which is a comment."""
+    """The purpose of a shipped recipe: the first line of its file, which is a comment."""
     return shipped_text(name).partition("\n")[0].removeprefix("# ")

@@ -78,7 +78,7 @@ def _adapter(owner: type) -> pydantic.TypeAdapter[Any]:
 
 
 def kind_of(hint: Any) -> str:
-    """What the values of a type are, in words; empty if that cannot be said."""
+    """The values of a type, in words; empty if they cannot be described."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return one_of(inside)

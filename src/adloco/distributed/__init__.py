@@ -1,1 +1,1 @@
-"""Where workers live and how they exchange tensors; only this package imports torch.distributed."""
+"""Places workers and exchanges their tensors; only this package imports torch.distributed."""

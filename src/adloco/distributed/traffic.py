@@ -54,7 +54,7 @@ class Traffic:
 
 
 def ring(workers: int) -> float:
-    """How often each byte of an all-reduce in a ring of workers leaves a worker.
+    """Number of times that each byte of an all-reduce in a ring leaves a worker.
 
     Once in the reduce-scatter and once in the all-gather, except for the worker's own part.
     """

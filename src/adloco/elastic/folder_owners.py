@@ -9,7 +9,7 @@ from adloco.run.machine_folders import in_turn
 from adloco.whole_file import write_text
 
 SEEN = ".seen-"
-"""What the name of a file begins with by which islands learn whether they see one folder."""
+"""Prefix of files by which islands learn whether they see one folder."""
 
 
 def folder_owners(folder: Path, placement: Placement) -> list[int]:

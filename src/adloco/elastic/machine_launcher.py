@@ -111,7 +111,7 @@ class _Launcher:
         self._ended: dict[int, int] = {}
         """Exit codes of ranks, by id, in the order in which they were seen."""
         self._deadline = float("inf")
-        """When all ranks are ended."""
+        """Time at which all ranks are ended."""
         for process in self._slots:
             report_start(self._store, process, place.launcher)
 

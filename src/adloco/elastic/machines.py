@@ -29,7 +29,7 @@ OPEN, CLOSING = "open", "closing"
 LAUNCHERS, PROCESSES = "launchers", "processes"
 LOOK_SECONDS = 0.2
 END_SECONDS = 5.0
-"""How long the launcher that keeps the store waits for the others at the end."""
+"""Seconds that the launcher with the store waits for the others at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

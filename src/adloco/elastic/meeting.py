@@ -36,8 +36,8 @@ from adloco.errors import RankFailureError
 LOOK_SECONDS = 0.2
 """From one look at the store to the next, while a process waits for others."""
 EXPELLED_SECONDS = LATE_SECONDS
-"""How long to wait until a launcher has ended a process that is taken for failed; so the members of
-the next group come after each other by as much.
+"""Seconds until a launcher has ended a process that is taken for failed; so the members of the next
+group come after each other by as much.
 """
 LAUNCHER_SECONDS = 1.0
 """A launcher is gone if it gives no sign of life for so long; one that lives gives many."""

@@ -34,7 +34,7 @@ SILENT_SECONDS = 3.0
 lives gives several.
 """
 GRACE_SECONDS = 2.0
-"""How long the main thread may take to notice a failure by itself."""
+"""Seconds that the main thread may take to notice a failure by itself."""
 IDLE = 0.05
 """A process that computes for less than this share of timeout_seconds waits for something."""
 

@@ -47,7 +47,7 @@ LEAST_ROWS = 3
 
 
 STEPS, BANDWIDTH = operator.attrgetter("sync_every"), operator.attrgetter("bits_per_second")
-"""What is left out of a fit, one value after another."""
+"""Values that a fit leaves out, one after another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Constants:
         return Constants(measure=measure, terms=dict.fromkeys(names, 0.0), ceiling=ceiling)
 
     def factors(self, row: Row) -> list[float]:
-        """What each constant is multiplied by in the time of a row."""
+        """Factors of the constants in the time of a row."""
         bits = min(row.bits_per_second, self.ceiling)
         return [TERMS[name](row.sync_every, bits) for name in self.terms]
 
@@ -79,7 +79,7 @@ class Constants:
         return self.terms.get("overhead", 0.0) * row.sync_every / self._time(row)
 
     def value(self, row: Row) -> float:
-        """What is measured, predicted for a row."""
+        """The measure of a row, predicted."""
         by_ratio = self.measure == "compute_utilisation"
         return self.utilisation(row) if by_ratio else self._time(row)
 

@@ -1,4 +1,4 @@
-"""What a plan considers: recipes on a cluster, with the settings that trade data against traffic.
+"""Candidates of a plan: recipes on a cluster, with the settings that trade data against traffic.
 
 Each candidate is a recipe that `adloco train` can run. A worker has an island of its own; settings
 that change nothing for a recipe (the wire format of data-parallel training) give no candidates.

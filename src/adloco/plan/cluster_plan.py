@@ -20,7 +20,7 @@ BANDWIDTHS = tuple(10 ** (6 + step / 4) for step in range(21))
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is predicted and advised."""
+    """Predictions and advice for a cluster."""
 
     cluster: Cluster
     workload: Workload

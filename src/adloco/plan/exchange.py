@@ -1,4 +1,4 @@
-"""What the workers of a recipe exchange in a round."""
+"""Traffic between the workers of a recipe in a round."""
 
 from adloco.config.sections import Recipe
 from adloco.distributed.comm.compressed import crossings
@@ -13,7 +13,7 @@ OF_A_STEP = 2
 
 
 def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) -> Sync:
-    """What is exchanged in a round, or in a step of data-parallel training.
+    """The sync of a round, or of a step of data-parallel training.
 
     Args:
         recipe: The recipe.

@@ -1,4 +1,4 @@
-"""What measured rounds say about a cluster's link, for a plan.
+"""A cluster's link as measured rounds show it, for a plan.
 
 `plan/calibration.py` fits the time of a round to rows of a method. On a cluster its constants
 replace what was assumed:
@@ -34,7 +34,7 @@ FREE_BITS = 1e18
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLink:
-    """What the rows of a method say."""
+    """The link that the rows of a method show."""
 
     group: Group
     calibration: Calibration
@@ -70,7 +70,7 @@ class FittedLink:
 
     @property
     def sentence(self) -> str:
-        """Which rows they are, and how well they predict."""
+        """Sentence that names the rows and how well they predict."""
         found = self.calibration
         left_out = found.held_out_bandwidths
         assert left_out is not None
@@ -83,13 +83,13 @@ class FittedLink:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLinks:
-    """What measured rounds say about the recipes of a plan."""
+    """Links fitted to measured rounds, for the recipes of a plan."""
 
     links: Mapping[str, Sequence[FittedLink]]
     """Name of a recipe -> what its rows say."""
 
     def link_of(self, candidate: Candidate, parameters: float, workers: int) -> FittedLink | None:
-        """What was measured that is most similar to a candidate; None if there is nothing."""
+        """The fit to rounds most similar to a candidate; None if there is nothing."""
         sent = exchange_of(candidate.recipe, parameters, workers, passes=1).bytes_sent
         return min(
             self.links.get(candidate.name, ()),

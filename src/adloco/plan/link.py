@@ -22,7 +22,7 @@ class Link:
     """A link between islands."""
 
     name: str
-    """As it was given, for instance 100mbit,20ms."""
+    """The link as the user wrote it, for instance 100mbit,20ms."""
     bytes_per_second: float
     latency_seconds: float
     """One way."""

@@ -120,7 +120,7 @@ class LossFit:
 
     law: LossLaw
     assumptions: tuple[str, ...]
-    """What the runs could not tell, as sentences."""
+    """Sentences about what the runs could not tell."""
     runs: HeldOut | None
     """Errors for each run, by a law of the other runs; None if no run can be left out."""
     longest: HeldOut | None

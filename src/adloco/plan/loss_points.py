@@ -22,7 +22,7 @@ BATCH_RANGE = 30.0
 HIGHEST_IRREDUCIBLE = 0.99
 """The highest L_inf that is tried, as a part of the lowest loss."""
 TOO_CHEAP = "losses far below the measured ones need more tokens than predicted"
-"""What follows from L_inf = 0."""
+"""Sentence about a law with L_inf = 0."""
 
 Batch = float | Mapping[float, float]
 """Samples of a trainer's inner step; if it varies, each batch and the tokens trained with it."""

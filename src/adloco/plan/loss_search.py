@@ -22,7 +22,7 @@ RIDGE = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:
-    """What n points say, as arrays."""
+    """The data of n points, as arrays."""
 
     tokens: np.ndarray
     """[n] D."""

@@ -30,7 +30,7 @@ class Row:
     bits_per_second: float
     """Bandwidth of the links between workers."""
     value: float | None = None
-    """What was measured, if it was."""
+    """The measured value, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Rows:
 
     rows: Sequence[Row]
     measure: Measure
-    """What `Row.value` is. compute_utilisation: compute seconds of a round over all its seconds;
+    """Meaning of `Row.value`. compute_utilisation: compute seconds of a round over all its seconds;
     round_seconds: seconds of a round.
     """
     cells: Sequence[dict[str, str]]

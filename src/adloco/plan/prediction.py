@@ -1,4 +1,4 @@
-"""What a candidate takes on a cluster: steps, syncs, bytes, seconds, memory and price."""
+"""Predicts a candidate's steps, syncs, bytes, seconds, memory and price on a cluster."""
 
 import math
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ MOST_STATES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained."""
+    """Parameters, sample length and noise scale of a training."""
 
     parameters: float
     tokens_per_sample: int
@@ -38,7 +38,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a candidate takes until the target."""
+    """A candidate's costs until the target."""
 
     candidate: Candidate
     cluster: Cluster
@@ -55,7 +55,7 @@ class Prediction:
     step_seconds: tuple[float, ...]
     """Mean seconds of an inner step of each island."""
     exchanges: tuple[Sync, ...]
-    """What each trainer's workers exchange in a round."""
+    """The syncs of each trainer's workers in a round."""
     round: RoundTime
     """Mean seconds of a round, or of a step of data-parallel training."""
     seconds: float
@@ -80,7 +80,7 @@ def predict(
     target: Target,
     measured: FittedLinks | None = None,
 ) -> Prediction:
-    """What a candidate takes.
+    """Predicts the costs of a candidate until the target.
 
     AdLoCo is taken after its last merge: one trainer with all workers, if it merges.
 

@@ -34,7 +34,7 @@ from adloco.rules.sync_schedule import Streaming
 
 @dataclass(frozen=True, kw_only=True)
 class Sync:
-    """What workers exchange at the end of a round."""
+    """The exchange of workers at the end of a round."""
 
     workers: int
     """Workers that exchange with one another (those of a trainer)."""

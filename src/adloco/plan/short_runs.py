@@ -1,4 +1,4 @@
-"""What a law of the loss (loss_law.py) takes from the folders of short runs.
+"""Reads points for a law of the loss (loss_law.py) from the folders of short runs.
 
 A loss counts if the learning rate had fallen to its end, as at the end of a cosine, or had not
 begun to fall, as with a constant rate or before the decay of wsd. Losses between depend on how far
@@ -42,7 +42,7 @@ UNKNOWN = ("inner.", "learning_rate.", "method.max_grad_norm", "run.precision")
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRuns:
-    """What short runs have measured."""
+    """Measurements of short runs."""
 
     points: tuple[LossPoint, ...]
     noise_scale: float | None

@@ -35,7 +35,7 @@ MOST_FAILURES = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What a simulation found."""
+    """Results of a simulation."""
 
     time: RoundTime
     """Seconds of a round, the mean over rounds and islands."""

@@ -27,7 +27,7 @@ from adloco.rules.batch_rules.batch_rule import Estimator
 
 @dataclass(frozen=True, kw_only=True)
 class StepsToLoss:
-    """What reaching a loss takes."""
+    """Steps and tokens that a loss needs."""
 
     min_steps: float
     """S_min: inner steps with huge batches."""

@@ -1,4 +1,4 @@
-"""What a plan is to reach: the progress of the recipes' budget in tokens, or a loss."""
+"""Target of a plan: the progress of the recipes' budget in tokens, or a loss."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ Interval = Callable[[Recipe, float], tuple[float, float] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is to be reached."""
+    """Progress or loss that a plan must reach."""
 
     name: str
     """In words."""
@@ -96,7 +96,7 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
     """
 
     def known(recipe: Recipe, batch: float) -> dict[str, Any]:
-        """What the law takes of a recipe."""
+        """Values that the law takes from a recipe."""
         method, _ = nearest_method(recipe, fit.law.methods)
         return {"method": method, "batch": batch, "sync_every": sync_every_of(recipe)}
 

@@ -202,7 +202,7 @@ def _interval(metric: Metric, difference: Difference) -> str:
 
 
 def _reading(difference: Difference, better: str) -> str:
-    """Which arm clearly has the lower number, or why none is named."""
+    """Names the arm that clearly has the lower number, or why none is named."""
     if difference.half_width is None:
         return "one seed: no claim"
     if not difference.clear:

@@ -55,12 +55,12 @@ class Chart:
 
     @property
     def heading(self) -> str:
-        """What stands above the chart in a panel of several."""
+        """The heading above the chart in a panel of several."""
         return self.title or self.measures[0].axis
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What templates/charts.html draws."""
+        """Input of templates/charts.html."""
 
         def choice(name: str, metric: Metric) -> dict[str, Any]:
             return {"name": name, "label": metric.axis, "scale": metric.unit.scale}
@@ -87,7 +87,7 @@ class Panel:
 
 
 def charts_content(panels: Sequence[Panel]) -> dict[str, Any]:
-    """What a page with templates/panels.html and templates/charts.html needs."""
+    """Input of templates/panels.html and templates/charts.html."""
     return {"panels": panels, "plotly": _packed_plotly()}
 
 

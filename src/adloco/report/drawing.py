@@ -1,4 +1,4 @@
-"""What all pictures share: colours, a plain frame, and how they are written."""
+"""Shared style of pictures: colours, a plain frame, and the function that writes them."""
 
 from io import BytesIO
 from pathlib import Path

@@ -12,7 +12,7 @@ GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks jo
 
 
 def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
-    """What a run has lost at its interruptions; no cards if it lost nothing.
+    """Cards with a run's losses at its interruptions; none if it lost nothing.
 
     Args:
         starts: Its starts and stops.

@@ -50,7 +50,7 @@ PAGE = "report.html"
 """The page, in the run's folder."""
 
 Card = tuple[str, str]
-"""What a number is, and the number."""
+"""A label and its number."""
 
 
 def write_report(folder: Path) -> Path:
@@ -139,7 +139,7 @@ def _layout(recipe: Recipe) -> str:
 def _origin(
     environment: Mapping[str, Any], starts: Sequence[Start], records: Sequence[Record]
 ) -> str:
-    """When, from which code, where and for how long a run was trained, as far as it is known."""
+    """Date, code, machine and duration of a run's training, as far as they are known."""
     began = f"{datetime.fromtimestamp(starts[0].time, UTC):%d %B %Y, %H:%M} UTC" if starts else ""
     versions, git = (_mapping(environment, name) for name in ("versions", "git"))
     version = f"adloco {versions['adloco']}" if "adloco" in versions else ""

@@ -27,9 +27,9 @@ LOOKS: dict[Look, dict[str, Any]] = {
     "stairs": {"drawstyle": "steps-pre"},
     "marks": {"color": "black", "linestyle": "", "marker": "v"},
 }
-"""How matplotlib draws each look of a curve."""
+"""Options of matplotlib for each look of a curve."""
 Shown = Sequence[tuple[Chart, str, Metric]]
-"""What stands beside one another in a picture: a chart, the axis for x, the measure for y."""
+"""Panels that stand beside one another in a picture: a chart, the axis for x, the measure for y."""
 
 
 def draw_run(panels: Sequence[Panel], folder: Path) -> list[Path]:

@@ -178,7 +178,7 @@ def _table(
 
 
 def _columns(plan: Plan) -> dict[str, Callable[[Prediction], str]]:
-    """What is shown of a candidate, and how."""
+    """Columns of the table of candidates, each with its text for a prediction."""
     columns: dict[str, Callable[[Prediction], str]] = {
         "time": lambda one: readable(one.seconds, TIMES),
         "sent": lambda one: readable(one.bytes_sent, BYTES),

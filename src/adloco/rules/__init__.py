@@ -1,1 +1,1 @@
-"""What to do: pure decisions over plain numbers. Nothing in here imports torch."""
+"""Decisions as pure functions of plain numbers. Nothing in here imports torch."""

@@ -25,7 +25,7 @@ had the smallest mean error over three recipes, 0.7 nearly the same (reproduce/L
 NORM_FALL = 0.5
 """|G|^2 falls about as one over the root of the samples in all runs that were measured."""
 VARIANCE_WANDER = 1.0
-"""As `NORM_WANDER`, for S, which changes more slowly."""
+"""Same as `NORM_WANDER`, for S, which changes more slowly."""
 MERGE_WANDER = 1.0
 """Variance that a merge adds to the logarithms: it averages models, whose gradient is another."""
 NORM_NOISE = 0.02
@@ -107,7 +107,7 @@ class BatchController:
             first = rule.requested(None, self._point(0, decay=1.0, eta=None))
             self.requested_batch = max(guards.minimum, min(first, guards.maximum))
         self.measured: GradientEstimate | None = None
-        """What the last tests measured."""
+        """Measurements of the last tests."""
         self._samples = 0
         self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
@@ -149,7 +149,7 @@ class BatchController:
 
     @property
     def estimate(self) -> GradientEstimate | None:
-        """What is known of the gradient's statistics from all tests; None before the first."""
+        """The estimate of the gradient's statistics from all tests; None before the first."""
         if self.measured is None:
             return None
         variance, last = self._variance.value, self.measured

@@ -28,7 +28,7 @@ noise of one round.
 STALL_FALL = 0.005
 """In our runs of 30 rounds the loss falls by 5% to 20% in ten rounds; half a percent is noise."""
 STALL_GROWTH = 1.5
-"""With batches so much larger, ten rounds train on half as many tokens more as the ten before."""
+"""Growth of batches at which ten rounds train on half as many tokens more as the ten before."""
 ABOVE_ROUNDS = 3
 ABOVE_START = 1.05
 """A loss hovers around its start where there is nothing to learn; 5% above it is more than that."""
@@ -63,11 +63,11 @@ class Sign:
     since: int
     """The first of the rounds that show the sign."""
     seen: str
-    """What was seen, with its numbers."""
+    """The sign, with its numbers."""
     meaning: str
     """The problem that it may point to."""
     advice: str
-    """What to change."""
+    """The change that may help."""
 
     @property
     def text(self) -> str:

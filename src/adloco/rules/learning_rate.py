@@ -85,7 +85,7 @@ class LearningRate:
         return fraction * math.pow(trainer_batch / self.reference_batch, power)
 
     def decay(self, tokens: int) -> float:
-        """What the decay has left of the rate, from 1 (always, during the warm-up) to
+        """Fraction of the peak rate that the decay leaves, from 1 (always, during the warm-up) to
         `final_fraction`.
 
         Args:

@@ -30,7 +30,7 @@ POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What is known of a positive quantity, from the tests so far."""
+    """Estimate of a positive quantity from the tests so far."""
 
     log_mean: float | None
     """Mean of its natural logarithm; None before the first test, and -inf for exactly zero."""
@@ -41,7 +41,7 @@ class Level:
 
     @property
     def value(self) -> float:
-        """Its median."""
+        """Median of the estimate."""
         return 0.0 if self.log_mean is None else math.exp(self.log_mean)
 
     @property
@@ -137,7 +137,7 @@ class Level:
         return max((found + before) / (dof + PAST_TESTS), LEAST_NOISE)
 
     def to_numbers(self) -> list[float | None]:
-        """Its state, for a checkpoint."""
+        """State of the filter, for a checkpoint."""
         return list(astuple(self))
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Which trainers merge, what happens to the things they own, and where the freed workers go (AdLoCo
-section 3.2, arXiv 2508.18182; docs/method.md).
+"""Decides which trainers merge, what happens to the things they own, and where the freed workers go
+(AdLoCo section 3.2, arXiv 2508.18182; docs/method.md).
 
 A trainer that requests a small batch is far from its noise floor, so little is lost if it is
 merged. The published policy therefore merges the trainers with the smallest requests. Their
@@ -42,7 +42,7 @@ class MergePolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeFates:
-    """What happens to each thing that trainers own when they merge."""
+    """Fate of each thing that trainers own when they merge."""
 
     parameters: Literal["weighted", "uniform", "survivor"] = "weighted"
     """Global parameters. weighted: the merged trainers' mean, weighted by requested batch; uniform:

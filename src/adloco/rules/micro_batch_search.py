@@ -13,7 +13,7 @@ from adloco.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a step with one size of micro-batch needed, on the rank that needed most memory."""
+    """Memory and time of a step with one micro-batch size, on the rank that needed most memory."""
 
     micro_batch: int
     """Samples in each micro-batch."""

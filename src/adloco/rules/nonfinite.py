@@ -1,4 +1,4 @@
-"""What a worker does when its numbers are not finite (docs/options.md)."""
+"""Actions of a worker whose numbers are not finite (docs/options.md)."""
 
 from typing import Literal
 

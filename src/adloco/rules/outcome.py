@@ -1,4 +1,4 @@
-"""Whether a run ended better than it began, from its records (lines of metrics.jsonl)."""
+"""Tells if a run ended better than it began, from its records (lines of metrics.jsonl)."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
-"""How a trainer's batch is split over its workers: evenly, or by measured speed, so that no worker
-waits long at a sync.
+"""Splits a trainer's batch over its workers: evenly, or by measured speed, so that no worker waits
+long at a sync.
 
 Unequal shares bias no estimate: pseudo-gradients are averaged with the samples as weights, and the
 moments of the norm test include each worker's number of samples.

@@ -103,7 +103,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchMode:
-    """What fits in one pass, and when a worker accumulates gradients over several."""
+    """Decides when a worker accumulates gradients, from the samples that fit in one pass."""
 
     max_micro_batch: int | Literal["auto"] = setting(
         8, aliases=("micro_batch_size", "per_device_train_batch_size")

@@ -28,7 +28,7 @@ class SyncEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Streaming:
-    """How the outer sync is spread over a round.
+    """Spreads the outer sync over a round.
 
     One fragment and tau = 0 give the plain outer step at the end of the round.
     """

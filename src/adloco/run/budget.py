@@ -23,7 +23,7 @@ with each pass (arXiv 2305.16264).
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSize:
-    """How long a round is."""
+    """Length of a round."""
 
     steps: int
     """Inner steps."""
@@ -149,7 +149,7 @@ class Budget:
 
 
 def spent_after(record: Record) -> dict[str, int]:
-    """What a run had done after a round, by the names of limits.
+    """Progress of a run after a round, by the names of limits.
 
     Args:
         record: The round's line of metrics.jsonl; empty before the first round.

@@ -21,7 +21,7 @@ from adloco.metrics import Record
 from adloco.run.part_file import CHECKSUMS, DamagedCheckpointError, read_part
 
 DAMAGED = "damaged-"
-"""What the names of damaged checkpoints begin with that a resume has set aside."""
+"""Prefix of damaged checkpoints that a resume has set aside."""
 
 
 SAVE = "save"
@@ -29,7 +29,7 @@ SAVE = "save"
 
 
 def foreign(part: str, state: Any, run: Any) -> str:
-    """What is wrong if another save than that of the part `run` wrote a part; else empty."""
+    """Error text if another save than that of the part `run` wrote a part; else empty."""
     return f"{part} is of another save than {RUN}" if state[SAVE] != run[SAVE] else ""
 
 

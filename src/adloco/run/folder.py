@@ -19,7 +19,7 @@ from adloco.run.checkpoint import DAMAGED, list_all, list_checkpoints, name_of
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 ENVIRONMENT = "environment.json"
 PREPARED = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL, CHECKPOINTS)
-"""What a run writes before its first round."""
+"""Files and folders that a run writes before its first round."""
 SUMMARY, LOCK, LOG = "summary.json", ".lock", "train.log"
 NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
 """The settings that name a model; a source of the user's own may have only the last."""

@@ -13,7 +13,7 @@ from adloco.run.records import Records
 from adloco.run.starts import STARTS, Point, Starts
 
 UNDONE = "undone-"
-"""What the names of checkpoints begin with that are newer than the round to which a run went."""
+"""Prefix of checkpoints that are newer than the round to which a run went back."""
 
 
 def go_back(folder: Path, round: int) -> list[str]:

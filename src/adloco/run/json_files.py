@@ -15,7 +15,7 @@ from adloco.whole_file import write_text
 
 T = TypeVar("T")
 TAIL_BYTES = 1 << 16
-"""How much of a file is read at first to find its newest line."""
+"""Bytes of a file that are read at first to find its newest line."""
 
 
 def write_json(file: Path, value: Any) -> None:

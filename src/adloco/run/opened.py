@@ -19,7 +19,7 @@ ADAMW_MOMENTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What is open of a recipe, before anything is trained."""
+    """A recipe's model, data and placement, opened before anything is trained."""
 
     recipe: Recipe
     placement: Placement
@@ -28,7 +28,7 @@ class Opened:
     precision: torch.dtype | None
     """Type of autocast; None: the model's own type."""
     notices: list[str]
-    """What a person should know before the first round."""
+    """Sentences for a person before the first round."""
 
     def train_source(self) -> Source:
         """The samples to train on."""

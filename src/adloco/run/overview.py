@@ -1,4 +1,4 @@
-"""What a folder's runs are, read from their files without opening a checkpoint."""
+"""Overview of a folder's runs, read from their files without opening a checkpoint."""
 
 import tomllib
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class RunOverview:
     """The newest validation loss; None if there is none."""
     bytes_communicated: int
     interruptions: int | None
-    """How often training had failed or was thrown back; None if that is not known."""
+    """Number of times that training failed or was thrown back; None if it is not known."""
     changed: float
-    """When its metrics last grew, in seconds since 1970."""
+    """Time at which its metrics last grew, in seconds since 1970."""
 
 
 def find_runs(folder: Path) -> list[RunOverview]:

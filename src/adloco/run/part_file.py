@@ -16,7 +16,7 @@ from adloco.whole_file import checksum, write_text, written_whole
 
 FORMAT = "adloco checkpoint 4"
 TENSORS, STATE, CHECKSUMS = ".safetensors", ".json", ".sha256"
-"""How the names of a part's files end. `sha256sum --check` reads the last one too."""
+"""Endings of the files of a part. `sha256sum --check` reads the last one too."""
 
 
 class DamagedCheckpointError(ValueError):

@@ -51,7 +51,7 @@ class Records:
                 pass
 
     def digests(self) -> dict[str, list[Any]]:
-        """What `RoundLines.digest` says of each file; for a checkpoint."""
+        """Digests of all files (`RoundLines.digest`), for a checkpoint."""
         return {name: lines.digest() for name, lines in self._files.items()}
 
     def check_unchanged(self, digests: Mapping[str, Sequence[Any]], rounds: int) -> None:

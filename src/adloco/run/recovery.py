@@ -29,7 +29,7 @@ class Unusable:
 
     name: str
     damage: str
-    """What is damaged in it; empty if files are only missing."""
+    """Damage in the checkpoint; empty if files are only missing."""
     missing: str
     """The parts that no process has."""
 
@@ -40,7 +40,7 @@ class Recovered:
 
     checkpoint: Path
     parts: dict[str, Any]
-    """Its parts that this process needs, with `run`."""
+    """The checkpoint's parts that this process needs, with `run`."""
     unusable: Sequence[Unusable]
     """The newer ones."""
     newest_on_disk: str
@@ -163,7 +163,7 @@ class _Sharing:
         return {}
 
     def several_saves(self) -> dict[str, str]:
-        """What is wrong if ranks have the part `run` of different saves, as `get` returns it."""
+        """Error texts if ranks have the part `run` of different saves, as `get` returns it."""
         saves = self._placement.all_values(self.parts[RUN][SAVE])
         return {RUN: f"{RUN} differs between machines"} if len({*saves}) > 1 else {}
 

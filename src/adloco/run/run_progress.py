@@ -1,4 +1,4 @@
-"""How far a run has come: its tokens, seconds and budget, including the round in progress."""
+"""Progress of a run: its tokens, seconds and budget, including the round in progress."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from adloco.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run has come; cheap enough to ask for many times a second."""
+    """Progress of a run; cheap enough to ask for many times a second."""
 
     tokens: int
     rows: int | None
@@ -21,7 +21,7 @@ class Progress:
     part: float
     """The part of the budget that is used, from 0 to 1."""
     budget: str
-    """What was done of the budget, in words."""
+    """Progress in the budget, in words."""
     inner_step: int
     """Inner steps done in the round in progress; 0 between rounds."""
     round_steps: int

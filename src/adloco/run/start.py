@@ -36,7 +36,8 @@ COPIES_PER_WORKER = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts(Opened):
-    """What a run is built from. Its recipe has the micro-batch that was found if it was to be."""
+    """Inputs from which a run is built. Its recipe has the micro-batch that was found if it was to
+    be."""
 
     source: Source
     """Samples to train on."""
@@ -47,7 +48,7 @@ class RunParts(Opened):
 def prepare_new_run(
     recipe: Recipe, placement: Placement, problem: Problem | None = None
 ) -> RunParts:
-    """What `prepare_run` returns, for a run that begins, with notices of what is unusual.
+    """Result of `prepare_run` for a run that begins, with notices of what is unusual.
 
     Raises:
         ValueError: The settings cannot work.

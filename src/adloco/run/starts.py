@@ -25,7 +25,7 @@ STARTS = "starts.jsonl"
 Seconds = Annotated[Number, Field(ge=0, lt=2**36)]
 """The calendar of Python ends later than 2^36 seconds after 1970."""
 Kind = Literal["begin", "resume", "regroup", "join", "stop", "rewind"]
-"""What happened.
+"""Kind of event.
 
 begin: the run began.
 resume: a new process resumes from a checkpoint.
@@ -38,7 +38,7 @@ rewind: somebody took the run back to a checkpoint, so what came after it is not
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """How far a run has come."""
+    """Progress of a run at an event."""
 
     round: int
     """Complete rounds."""
@@ -155,7 +155,7 @@ class Starts:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCost:
-    """What a run has repeated and lost at its interruptions."""
+    """Work that a run has repeated and lost at its interruptions."""
 
     interruptions: int
     tokens_repeated: int

@@ -1,4 +1,4 @@
-"""What a run asks of copies of its state besides its checkpoints; elastic/ keeps some."""
+"""Protocol for copies of a run's state besides its checkpoints; elastic/ keeps some."""
 
 from collections.abc import Mapping
 from pathlib import Path

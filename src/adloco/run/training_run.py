@@ -96,7 +96,7 @@ class TrainingRun:
         self.device = placement.device
         self.task = parts.task
         self.notices = parts.notices
-        """What a person should know before the first round."""
+        """Sentences for a person before the first round."""
         self.records = Records(folder)
         self._best = BestRound(removes=placement.is_island_first)
         self.saving = Saving(
@@ -298,7 +298,7 @@ class TrainingRun:
                     self.saving.wait()
 
     def _point(self, samples: int) -> Point:
-        """How far the run has come, with so many samples."""
+        """The run's progress, with so many samples."""
         return Point(
             round=self.algorithm.state.rounds_done,
             tokens=samples * self.recipe.data.context_tokens,

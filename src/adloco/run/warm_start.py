@@ -21,7 +21,7 @@ from adloco.whole_file import checksums
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where the first parameters of a run come from, as environment.json records it."""
+    """Source of a run's first parameters, as environment.json records it."""
 
     run: str
     """Absolute path of the other run."""
@@ -124,5 +124,5 @@ class WarmStart:
         self._params = self._buffers = ()
 
     def describe(self) -> dict[str, Any]:
-        """What environment.json says of it."""
+        """The origin's entry in environment.json."""
         return {"from_run": asdict(self.origin)}

@@ -44,7 +44,7 @@ class StudyRun:
 
     @property
     def notices(self) -> list[str]:
-        """What the run said before its first round about settings that are unusual together."""
+        """The run's sentences before its first round about settings that are unusual together."""
         file = self.folder / ENVIRONMENT
         return list(read_json(file).get("notices", ())) if file.is_file() else []
 

@@ -23,7 +23,7 @@ from adloco.study.statistics import Difference, Spread, first_crossing, paired_d
 ARMS_IN_PAIRS = 4
 """Arms of which all pairs are compared."""
 FEW_ROUNDS = 5
-"""With fewer rounds an outer momentum and a batch rule have hardly acted."""
+"""Rounds that an outer momentum and a batch rule need before they act."""
 SENT = Metric("sent", "left each worker", TRAFFIC)
 """Bytes that left each worker, with every worker on an island of its own."""
 
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def statement(self) -> str:
-        """What was held equal, how many seeds there are, and how to read the lines."""
+        """The things held equal, the number of seeds, and how to read the lines."""
         counts = [len(runs) for runs in self.arms.values()]
         number = " to ".join(map(str, sorted({min(counts), max(counts)})))
         seeds = f"{number} seed{'' if number == '1' else 's'} of each arm"
@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def warning(self) -> str:
-        """What was not held equal, as a sentence; empty if all was."""
+        """The things not held equal, as a sentence; empty if all was."""
         return f" NOT HELD EQUAL: {'; '.join(self.unequal)}." if self.unequal else ""
 
     def finals(self, arm: str, measure: str) -> Spread:
@@ -115,12 +115,12 @@ class Comparison:
         return Spread.of([run.total(axis) for run in self.arms[arm]])
 
     def reached(self, run: RunCurves, axis: str, target: float) -> float | None:
-        """Where a run's loss first reaches a target; None if it does not, or did not end."""
+        """Place where a run's loss first reaches a target; None if it does not, or did not end."""
         crossing = first_crossing(run.axes[axis], run.measures[self.loss.name], target)
         return None if run.problem else crossing
 
     def to_target(self, arm: str, axis: str, target: float) -> Spread:
-        """What the seeds of an arm need on an axis to reach a loss."""
+        """Amount of an axis that the seeds of an arm need to reach a loss."""
         return Spread.of([self.reached(run, axis, target) for run in self.arms[arm]])
 
     @property
@@ -135,7 +135,7 @@ class Comparison:
         return self._differences(lambda run: run.final(self.loss.name))
 
     def differences_to_target(self, axis: str, target: float) -> list[Difference]:
-        """What an arm needs on an axis to reach a loss minus what another needs, for each pair of
+        """Amount of an axis that an arm needs to reach a loss minus another's, for each pair of
         arms, over the seeds with which both reach it.
         """
         return self._differences(lambda run: self.reached(run, axis, target))

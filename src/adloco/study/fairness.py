@@ -1,5 +1,5 @@
-"""What the runs of a comparison must have in common: data, validation windows, tokenizer, model,
-task and budget.
+"""Conditions that a comparison's runs must share: data, validation windows, tokenizer, model, task
+and budget.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]
 
 
 def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[Inequality]:
-    """What differs between arms.
+    """Differences between arms.
 
     Args:
         runs: Runs of all arms.
@@ -71,7 +71,7 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
 
 
 def held_equal(runs: Sequence[StudyRun]) -> list[str]:
-    """What all arms have in common, in words."""
+    """Things that all arms have in common, in words."""
     unequal = {found.what for found in inequalities(runs)}
     budget = {
         f"{limit:,} {name.replace('_', ' ')}"

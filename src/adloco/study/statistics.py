@@ -85,7 +85,7 @@ def paired_difference(
 
 
 def first_crossing(x: Sequence[float], y: Sequence[float | None], target: float) -> float | None:
-    """Where a curve first reaches a target from above, on the line between its points.
+    """Place where a curve first reaches a target from above, on the line between its points.
 
     Args:
         x: Ascending places.

@@ -26,7 +26,7 @@ FITTING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What became of a key."""
+    """The result of converting one key."""
 
     entry: Entry
     known: bool = True
@@ -34,17 +34,17 @@ class Converted:
     settings: Values
     """The settings that it gives; empty if it has no counterpart here."""
     remark: str
-    """What differs in meaning, or why it gives nothing; may be empty."""
+    """Difference in meaning, or why the key gives nothing; may be empty."""
 
     @property
     def source(self) -> str:
-        """Where it is in the file, and its value."""
+        """The key's place in the file, and its value."""
         where = f"line {self.entry.line}" if self.entry.line else "not given, so"
         return f"{where} {self.entry.key}: {self.entry.text}".removesuffix(": ")
 
     @property
     def explained(self) -> str:
-        """Where it is in the file, its value, and the remark."""
+        """The key's place in the file, its value, and the remark."""
         return f"{self.source}. {self.remark}" if self.remark else self.source
 
 

@@ -64,7 +64,7 @@ class Row:
     gives: Mapping[str, Any]
     """Setting -> its value; None for the key's own."""
     differs: str
-    """What differs in meaning, in sentences of Markdown."""
+    """Differences in meaning, in sentences of Markdown."""
 
 
 @functools.cache

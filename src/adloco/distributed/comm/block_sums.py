@@ -29,12 +29,12 @@ H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of each row of blocks, in host memory: int64 tensors of shape (rows,)."""
+    """Facts about each row of blocks, in host memory: int64 tensors of shape (rows,)."""
 
     owners: Tensor
     """The worker that owns the row."""
     filled: Tensor
-    """How many of its values are not padding."""
+    """Number of values in the row that are not padding."""
 
     def __getitem__(self, which: slice | Tensor) -> "Rows":
         return Rows(self.owners[which], self.filled[which])

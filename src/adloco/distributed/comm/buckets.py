@@ -33,7 +33,7 @@ PerWorker = Sequence[Sequence[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions:
-    """What the local workers contribute to a weighted sum: parameters, of which differences from
+    """Contributions of the local workers to a weighted sum: parameters, of which differences from
     the global ones are sent, or other tensors.
     """
 
@@ -50,10 +50,10 @@ class Contributions:
     wire: WireFormat | None = None
     """The wire format; None: differences are sent uncompressed."""
     feedback: Feedback = field(default_factory=Feedback)
-    """What is kept of what encoding loses, if there are residuals."""
+    """Feedback that decides which part of encoding errors is kept, if there are residuals."""
     residuals: PerWorker = ()
-    """With error feedback, what each local worker has not sent so far, but for what is in its
-    parameters. Changed in place. Empty: what encoding loses is lost."""
+    """Unsent values of each local worker with error feedback, except for those in its parameters.
+    Changed in place. Empty: encoding errors are lost."""
 
 
 class BufferPool:

@@ -127,7 +127,7 @@ class CompressedSum:
         return encoded
 
     def _rows_of(self, indices: Sequence[int]) -> Rows:
-        """What is known of the rows of these tensors.
+        """Facts about the rows of these tensors.
 
         They are dealt out to owners block by block, each tensor's from its first one on, so a block
         has the same owner on every placement.
@@ -187,7 +187,7 @@ class CompressedSum:
 
 
 def crossings(wire: WireFormat, workers: int) -> float:
-    """How often each byte of a worker's blocks leaves the worker.
+    """Number of times that each byte of a worker's blocks leaves the worker.
 
     As often as in a ring if sums are encoded again, else once for every other worker.
     """

@@ -41,7 +41,7 @@ class Islands:
 
     @property
     def here(self) -> range:
-        """Which of the sum's workers this island hosts."""
+        """The sum's workers that this island hosts."""
         assert self.me is not None
         before = sum(self.workers[: self.me])
         return range(before, before + self.workers[self.me])
@@ -56,7 +56,7 @@ class Islands:
         return self.group is not None or self.counts(sharded)
 
     def part(self, rows: int, sharded: bool) -> slice:
-        """Which rows this rank exchanges of those that all ranks with the same tensors have."""
+        """Rows that this rank exchanges, of those that all ranks with the same tensors have."""
         same = self.same(sharded)
         if self.group is None or same is None:
             return slice(None)

@@ -52,7 +52,7 @@ class SumStats:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncStats:
-    """What the syncs of a round cost one worker; statistics of several syncs add up.
+    """Costs of a round's syncs to one worker; statistics of several syncs add up.
 
     Squared norms are taken after multiplication by the worker's weight.
     """
@@ -64,7 +64,7 @@ class SyncStats:
     error_sq: float = 0.0
     """Squared norm of the difference of the two."""
     total_sq: float = 0.0
-    """Its part of the squared norm of the sum over its trainer's workers.
+    """This worker's part of the squared norm of the sum over its trainer's workers.
 
     The first worker of a process has the whole part of its process, the others 0.
     """

@@ -20,8 +20,8 @@ from adloco.errors import OtherRankError, RankFailureError
 
 KEY = "failure"
 TOLD_SECONDS, MEET_SECONDS = 0.5, 0.02
-"""How long to wait for what others know of a closed connection; from one look for ranks that are
-late to the next.
+"""Seconds to wait for what others know of a closed connection; seconds between two looks for ranks
+that are late.
 """
 LONGEST = 1000
 """Characters of a message that are shown."""
@@ -30,7 +30,7 @@ LATE = re.compile(r"timed out|timeout", re.IGNORECASE)
 
 
 class Notes:
-    """What is written at the store about failures in a quorum."""
+    """Notes at the store about failures in a quorum."""
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum
@@ -141,7 +141,7 @@ def is_late(error: Exception) -> bool:
 
 
 def cut_off(rank: int, error: Exception) -> RankFailureError:
-    """What this rank knows by itself of an error of its backend."""
+    """The failure that this rank derives from an error of its backend alone."""
     if is_late(error):
         return RankFailureError(
             f"rank {rank} has waited too long for a rank that lives but does not come; raise "
@@ -181,8 +181,8 @@ def _first(notes: Notes, error: Exception, explain: Explain) -> OtherRankError |
 
 
 def _told(notes: Notes) -> OtherRankError | None:
-    """What a launcher or another rank says of a closed connection, which is more than is known
-    here; None if nobody says anything soon.
+    """The failure that a launcher or another rank reports for a closed connection; None if nobody
+    reports one soon. It says more than is known here.
     """
     deadline = time.monotonic() + TOLD_SECONDS
     while (first := notes.first()) is None and time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""How ranks divide into islands, each of which serves one or more workers."""
+"""Divides ranks into islands, each of which serves one or more workers."""
 
 MOST_RANKS = 1 << 16
 """Larger numbers of ranks are not proposed."""
 CHOICES_SHOWN = 6
-"""How many possible numbers of ranks an error names, the nearest ones."""
+"""Number of possible rank counts that an error names, the nearest ones."""
 
 
 def island_shape(

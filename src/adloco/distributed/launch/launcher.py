@@ -27,11 +27,11 @@ from adloco.distributed.placement.placement import (
 )
 
 START_SECONDS = 30.0
-"""How long ranks that were started together may come after each other, even if timeout_seconds is
+"""Seconds that ranks started together may come after each other, even if timeout_seconds is
 shorter: imports alone take seconds.
 """
 LATE_SECONDS = 3.0
-"""How long the members of a later group may come after each other, besides timeout_seconds."""
+"""Seconds that the members of a later group may come after each other, besides timeout_seconds."""
 
 
 def num_ranks() -> int:

@@ -24,7 +24,7 @@ ENOUGH_SECONDS, REPEATS = 1.0, 3
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLink:
-    """What was measured from one rank to the next in the ring."""
+    """Measurements of the link from one rank to the next in the ring."""
 
     source: int
     target: int

@@ -26,7 +26,7 @@ from adloco.errors import RANK_FAILURE
 INTERRUPTED = 130
 """Exit code of a run that was ended by Ctrl+C or another signal."""
 FAILING_SECONDS = 5.0
-"""How long the other ranks may take to end after one has failed."""
+"""Seconds that the other ranks may take to end after one has failed."""
 WAIT_SECONDS = 0.05
 
 

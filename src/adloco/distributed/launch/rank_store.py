@@ -20,7 +20,7 @@ from adloco.errors import RankFailureError, require
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 CONNECT_SECONDS = 20.0
 StoreGoneError = dist.DistError
-"""What a store raises once the process that keeps it has ended."""
+"""Error of a store whose process has ended."""
 
 
 def of_this_start(store: Any) -> Any:
@@ -67,7 +67,7 @@ class Quorum:
     """The processes that form one process group."""
 
     number: int = 0
-    """How many groups the run had before, since its processes were started."""
+    """Number of groups that the run had before, since its processes were started."""
     members: tuple[int, ...]
     """Ids of the processes, in the order of their ranks. An id is the rank at the start."""
     process: int

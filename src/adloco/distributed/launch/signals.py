@@ -20,7 +20,7 @@ TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class LastResort:
-    """What is done with a signal on which the main thread cannot act.
+    """Acts on a signal when the main thread cannot.
 
     Python calls handlers in the main thread and between two of its own instructions, so not while
     it waits in a collective for a rank that is stopped.
@@ -29,7 +29,7 @@ class LastResort:
     act: Callable[[int], None]
     """Called in a thread with the signal; it must end the process."""
     seconds: float
-    """How long the main thread may take."""
+    """Seconds that the main thread may take."""
     busy: Callable[[], bool]
     """True while the main thread does what must not be cut off; such time does not count."""
 

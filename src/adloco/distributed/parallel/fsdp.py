@@ -127,7 +127,7 @@ class ShardedModel(Engine):
 
 @dataclass(frozen=True)
 class _Added:
-    """What a reduce-scatter adds up besides gradients."""
+    """Values that a reduce-scatter adds up besides gradients."""
 
     totals: Sequence[Tensor]
     """A tensor for each trainable parameter, sharded like it."""

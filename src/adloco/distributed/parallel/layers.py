@@ -61,5 +61,5 @@ def _members(module: nn.Module) -> list[nn.Module]:
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """How many names each parameter has."""
+    """Number of names of each parameter."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))

@@ -24,7 +24,7 @@ STACK_ELEMENTS = 2**24
 
 
 class MatrixWork(Protocol):
-    """What to do with matrices, each known by its index."""
+    """A computation on matrices, each known by its index."""
 
     matrices: Sequence[Tensor]
     """Tensors with the shapes, and the shards or replicas, of the matrices."""

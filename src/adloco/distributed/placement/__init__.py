@@ -1,1 +1,1 @@
-"""Which workers live in this process, and how they run: in one process, or over several ranks."""
+"""Decides which workers live in this process: all of them, or this rank's share."""

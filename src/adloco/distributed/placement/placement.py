@@ -1,4 +1,4 @@
-"""Where the workers of a run live: all in this process, or spread over ranks.
+"""Places the workers of a run: all in this process, or spread over ranks.
 
 The ranks are divided into islands. An island hosts a contiguous, balanced share of the workers, and
 its ranks shard or replicate each of them. Ranks are numbered island by island, so that an island's
@@ -38,7 +38,7 @@ from adloco.distributed.traffic import Bytes, Traffic
 TIMEOUT_SECONDS = 600.0
 """A rank that gives no sign of life for so long has failed."""
 PATIENCE = 10
-"""How many times timeout_seconds a rank that lives is waited for. One with a large batch can be
+"""Factor on timeout_seconds for which a living rank is waited for. One with a large batch can be
 minutes late at a sync, and one that reads and tokenises text more so.
 """
 
@@ -49,7 +49,7 @@ def longest_wait(timeout_seconds: float) -> timedelta:
 
 
 class Placement:
-    """Which workers live in this process, how they run, and how they reach the others.
+    """Places workers, runs those of this process, and connects them with the others.
 
     Unless stated otherwise, every rank calls every method, in the same order.
     """
@@ -76,7 +76,7 @@ class Placement:
         """
         set_up_matrix_products()
         self.device = torch.device(device)
-        """Where the workers of this process compute."""
+        """Device of this process's workers."""
         self.shards = shards
         """Ranks over which a worker's parameters are sharded."""
         self.ranks_per_worker = shards * replicas

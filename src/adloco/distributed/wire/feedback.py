@@ -24,7 +24,7 @@ with each block, which is most of a small block.
 
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
-    """What becomes of the residual, which is what a sync in a lossy wire format leaves unsent.
+    """Keeps or loses the residual, which is what a sync in a lossy wire format leaves unsent.
 
     Usually it is kept in memory and added to the next difference. Then the model that the worker
     trains meanwhile lacks the residual, and makes the same progress once more. In the parameters,
@@ -40,8 +40,8 @@ class Feedback:
     feedback: Literal["auto", "none", "memory", "params"] = setting(
         "auto", aliases=("residual_in_params",)
     )
-    """What happens to what a sync leaves unsent. none: it is lost. memory: the worker keeps it in
-    memory of its own and adds it to what is sent next. params: the worker keeps it in its
+    """Treatment of what a sync leaves unsent. none: it is lost. memory: the worker keeps it
+    in memory of its own and adds it to what is sent next. params: the worker keeps it in its
     parameters, which are then ahead of the global ones. auto: params if the format leaves out
     values or has fewer than 4 bits for each (int1, int2 and topk), else none."""
     feedback_decay: float = setting(0.9, aliases=("error_feedback",))
@@ -59,8 +59,8 @@ class Feedback:
             )
 
     def place(self, wire: WireFormat | None) -> Literal["none", "memory", "params"]:
-        """Where workers keep residuals of this format; none if they keep nothing, or if nothing is
-        encoded (wire None).
+        """Place where workers keep residuals of this format; none if they keep nothing, or if
+        nothing is encoded (wire None).
         """
         if wire is None:
             return "none"

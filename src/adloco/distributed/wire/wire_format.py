@@ -25,7 +25,7 @@ BF16_MAX = (2 - 2**-7) * 2.0**127
 
 
 class WireFormat(Protocol):
-    """How values are sent over a link: each block of `block` values becomes `block_bytes` bytes.
+    """Encodes values for a link: each block of `block` values becomes `block_bytes` bytes.
 
     The size does not depend on the values, so both ends know it.
     """

@@ -62,7 +62,7 @@ def measured_round(
     trainers: Sequence[TrainerReport],
     fits: int,
 ) -> MeasuredRound:
-    """What a round tells about the time of others.
+    """The times of a round, from which other rounds are predicted.
 
     Args:
         tasks: The tasks of every worker of the run, by id.

@@ -28,10 +28,10 @@ class Verdict:
     """A worker's pseudo-gradient compared with the others' at a sync."""
 
     relative_norm: float | None = None
-    """Its norm over the median of all workers' norms; None if the median is 0."""
+    """The worker's norm over the median of all norms; None if the median is 0."""
     cosine: float | None = None
-    """Its cosine with the mean direction of the others; None if one of the two is 0, or for a
-    worker whose norm is far from the others'."""
+    """Cosine with the mean direction of the others; None if one of the two is 0, or for a worker
+    whose norm is far from the others'."""
     left_out: bool = False
     """True if its weight in the sync is 0."""
 

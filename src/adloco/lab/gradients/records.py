@@ -42,7 +42,7 @@ class _Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What the report shows of a file."""
+    """Values from a file that the report shows."""
 
     round: Count
     tokens: Count

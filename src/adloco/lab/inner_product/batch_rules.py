@@ -29,7 +29,7 @@ class InnerProductTest:
     theta: float = 0.9
     """Tolerated relative error of the gradient's length along the true gradient."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 and Var<g_i, G> are estimated. unbiased: needs at least four samples per worker;
+    """Estimator of |G|^2 and Var<g_i, G>. unbiased: needs at least four samples per worker;
     plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
     Var<g_i, G>."""
 
@@ -66,7 +66,7 @@ class AugmentedInnerProductTest:
     nu: float = 5.84
     """Tolerated relative error orthogonal to the true gradient."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 and Var<g_i, G> are estimated. unbiased: needs at least four samples per worker;
+    """Estimator of |G|^2 and Var<g_i, G>. unbiased: needs at least four samples per worker;
     plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
     Var<g_i, G>."""
 

@@ -64,7 +64,7 @@ class ProductStep(MeasuredStep):
     """Buffers that forward passes change (running statistics). They are restored after the second
     pass."""
     estimator: Estimator
-    """How Var<g_i, G> is estimated."""
+    """Estimator of Var<g_i, G>."""
 
     def backward(self) -> tuple[Tensor, Moments]:
         even = self._sums() if self.estimator == "unbiased" else []

@@ -36,7 +36,7 @@ class DualNorms:
     mean: float
     """|gbar|_*, with gbar the mean gradient of the worker's samples."""
     mean_noise: float
-    """What |gbar|_* would be on average if G were zero."""
+    """Expected |gbar|_* if G were zero."""
 
     def __add__(self, other: "DualNorms") -> "DualNorms":
         return DualNorms(

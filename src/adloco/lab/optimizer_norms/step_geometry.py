@@ -36,7 +36,7 @@ class SecondMoments:
     beta: float
     """Weight of the past in v at a step."""
     epsilon: float
-    """What Adam adds to sqrt(v)."""
+    """Adam's constant that is added to sqrt(v)."""
     rate: float
     """The parameter's learning rate, as a multiple of that of the worker's first group."""
 
@@ -80,7 +80,7 @@ class StepGeometry:
     """
 
     blocks: Sequence[MeasuredBlock] = ()
-    """What is measured by singular values."""
+    """Blocks that are measured by singular values."""
     adam: Mapping[int, SecondMoments] = field(default_factory=dict)
     """Parameters that are measured after dividing by the roots of second moments, by index."""
 

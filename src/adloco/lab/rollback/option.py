@@ -27,8 +27,8 @@ class Spikes(Option):
     )
 
     on_spike: Literal["report", "rollback", "off"] = setting("report", resume="recorded")
-    """What to do when the loss of a trainer's inner step is far above its running mean. report:
-    warn; rollback: also undo the trainer's round: parameters and optimizer states are those of the
+    """Action when the loss of a trainer's inner step is far above its running mean. report: warn;
+    rollback: also undo the trainer's round: parameters and optimizer states are those of the
     round's start, and its data is not read again (takes memory for a copy of them); off: nothing.
     """
     spike_deviations: float = setting(6.0, resume="recorded")
@@ -45,8 +45,8 @@ class Spikes(Option):
         return self.on_spike != "off"
 
     def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
-        """What a round began with: AdamW's moments and residuals of the workers, and the trainers'
-        outer state.
+        """Copies of a round's start: AdamW's moments and residuals of the workers, and the
+        trainers' outer state.
         """
         return (2 + feedback) * workers + outer if self.on_spike == "rollback" else 0
 

@@ -19,21 +19,21 @@ UNKNOWN = 3.0
 dominates at the batch of the tests, and a larger batch is asked for until it does not."""
 
 Estimator = Literal["unbiased", "plug-in"]
-"""How statistics of the true gradient are estimated; see `GradientEstimate`."""
+"""Estimator of the true gradient's statistics; see `GradientEstimate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPoint:
-    """How far a trainer's training has come when its batch is decided."""
+    """Progress of a trainer's training at a decision about its batch."""
 
     samples: int
     """Samples that the trainer has trained on so far."""
     requested_batch: int
-    """Its current requested batch, in samples per inner step over all its workers."""
+    """The current requested batch, in samples per inner step over all the trainer's workers."""
     initial_batch: int
-    """Its requested batch at the start."""
+    """The requested batch at the start."""
     decay: float = 1.0
-    """What the decay of the learning rate's schedule has left of the rate, from 1 to 0."""
+    """Fraction of the peak learning rate that the schedule's decay leaves, from 1 to 0."""
     seed: int = 0
     """Seed of the run, for a rule that draws random numbers."""
     eta: float | None = None

@@ -32,8 +32,8 @@ class NormTest:
     smaller eta takes fewer steps, a larger one fewer samples. Up to 1 the papers' condition for
     convergence holds; 3 to 5 is for budgets in tokens."""
     estimator: Estimator = "unbiased"
-    """How |G|^2 is estimated. unbiased: corrected for the batch's own noise; plug-in: not
-    corrected, as published.
+    """Estimator of |G|^2. unbiased: corrected for the batch's own noise; plug-in: not corrected, as
+    published.
     """
 
     fewest_groups = 2

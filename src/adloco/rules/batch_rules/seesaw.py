@@ -9,7 +9,8 @@ from adloco.rules.moments import GradientEstimate
 
 @dataclass(frozen=True, kw_only=True)
 class Seesaw:
-    """Where the schedule cuts the rate by a, the batch grows by 1/a and the rate falls by sqrt(a).
+    """Grows the batch by 1/a where the schedule cuts the learning rate by a; the rate falls by
+    sqrt(a).
 
     The batch changes after a round. With `coupling = "sqrt"` the schedule's cut a times the growth
     sqrt(1/a) leaves sqrt(a) where a round begins; within it the rate follows the schedule.
