@@ -27,28 +27,35 @@ def measured(
     )
 
 
-def of_sync_every(first: int = 20, fewest_steps: int = 1, **limits: Any) -> AutoController:
-    return AutoController(
-        Auto(chooses=("sync_every",), **{"every": 1, **limits}),
-        Chosen(sync_every=first),
-        fewest_steps=fewest_steps,
-    )
+class Run:
+    """A controller, and the numbers in force."""
+
+    def __init__(self, controller: AutoController, first: Chosen) -> None:
+        self.controller, self.chosen = controller, controller.within_bounds(first)
+
+    def update(self, measured: MeasuredRound, rounds_done: int) -> tuple[Change, ...]:
+        changes = self.controller.update(self.chosen, measured, rounds_done)
+        self.chosen = self.chosen.after(changes)
+        return changes
 
 
-def of_eta(eta: float = 0.8, estimator: Estimator = "unbiased", **limits: Any) -> AutoController:
-    return AutoController(
-        Auto(chooses=("eta",), **{"every": 1, "eta_maximum": 2.0, **limits}),
-        Chosen(sync_every=20, eta=eta),
-        norm_test=NormTest(estimator=estimator),
-    )
+def of_sync_every(first: int = 20, fewest_steps: int = 1, **limits: Any) -> Run:
+    auto = Auto(chooses=("sync_every",), **{"every": 1, **limits})
+    return Run(AutoController(auto, fewest_steps=fewest_steps), Chosen(sync_every=first))
 
 
-def values(controller: AutoController, syncs: list[float | None], begin: int = 2) -> list[int]:
+def of_eta(eta: float = 0.8, estimator: Estimator = "unbiased", **limits: Any) -> Run:
+    auto = Auto(chooses=("eta",), **{"every": 1, "eta_maximum": 2.0, **limits})
+    controller = AutoController(auto, norm_test=NormTest(estimator=estimator))
+    return Run(controller, Chosen(sync_every=20, eta=eta))
+
+
+def values(run: Run, syncs: list[float | None], begin: int = 2) -> list[int]:
     """H after each of these rounds."""
     result = []
     for index, sync_seconds in enumerate(syncs):
-        controller.update(measured(sync_seconds), begin + index)
-        result.append(controller.chosen.sync_every)
+        run.update(measured(sync_seconds), begin + index)
+        result.append(run.chosen.sync_every)
     return result
 
 
@@ -74,10 +81,10 @@ def test_bounds() -> None:
 
 
 def test_a_choice_uses_the_medians_of_the_rounds_since_the_last() -> None:
-    controller = of_sync_every(every=3)
+    run = of_sync_every(every=3)
     # The first round does not count; of 4 and 100 the median is 52, of 2, 3 and 100 it is 3.
     changes = [
-        controller.update(measured(seconds), number)
+        run.update(measured(seconds), number)
         for number, seconds in enumerate([9e9, 4.0, 100.0, 2.0, 100.0, 3.0], start=1)
     ]
     reason = "syncs take 72% of the time, and 10% is best"
@@ -90,11 +97,11 @@ def test_a_choice_uses_the_medians_of_the_rounds_since_the_last() -> None:
 def test_nothing_is_chosen_from_nothing() -> None:
     assert values(of_sync_every(), [None, None]) == [20, 20], "no trainer has two workers"
     assert of_sync_every().update(measured(9.0), 1) == (), "the first round does not count"
-    controller = of_sync_every(every=2)
-    controller.update(measured(9.0), 3)
-    controller.forget()
-    assert values(controller, [0.2], begin=4) == [10], "a merge ends what was measured before"
-    given = AutoController(Auto(every=1), Chosen(sync_every=20))
+    run = of_sync_every(every=2)
+    run.update(measured(9.0), 3)
+    run.controller.forget()
+    assert values(run, [0.2], begin=4) == [10], "a merge ends what was measured before"
+    given = Run(AutoController(Auto(every=1)), Chosen(sync_every=20))
     assert values(given, [9.0]) == [20]
 
 
@@ -104,10 +111,10 @@ def test_eta_makes_the_fastest_batch_by_hand() -> None:
     sqrt(40 / 60), which is a fifth and less from 0.8.
     """
     round_of_eight = measured(20.0, 0.8, trainer_batch=8, noise_scale=40.0)
-    controller = of_eta()
-    (change,) = controller.update(round_of_eight, 2)
+    run = of_eta()
+    (change,) = run.update(round_of_eight, 2)
     assert (change.before, change.after) == (0.8, pytest.approx(2**0.5))
-    assert controller.chosen == Chosen(sync_every=20, eta=change.after)
+    assert run.chosen == Chosen(sync_every=20, eta=change.after)
     assert change.reason == (
         "a sample takes 0.1 s and a step with its part of a sync 1 s more, so at a noise scale of "
         "40 samples a batch of 20 is best"
@@ -119,25 +126,25 @@ def test_eta_makes_the_fastest_batch_by_hand() -> None:
 
 def test_eta_learns_the_seconds_of_a_step_from_batches_that_differ() -> None:
     """Without syncs: of eight samples alone nothing says that a step has seconds of its own."""
-    controller = of_eta(eta=1.0, eta_maximum=5.0)
-    controller.update(measured(None, 1.8, trainer_batch=8, noise_scale=40.0), 2)
-    assert controller.chosen.eta == 2.0, "no batch is too small, but a factor of two at a time"
-    controller.update(measured(None, 2.6, trainer_batch=16, noise_scale=40.0), 3)
+    run = of_eta(eta=1.0, eta_maximum=5.0)
+    run.update(measured(None, 1.8, trainer_batch=8, noise_scale=40.0), 2)
+    assert run.chosen.eta == 2.0, "no batch is too small, but a factor of two at a time"
+    run.update(measured(None, 2.6, trainer_batch=16, noise_scale=40.0), 3)
     # One second, and 0.1 s a sample: again 20 samples.
-    assert controller.chosen.eta == pytest.approx(2**0.5)
+    assert run.chosen.eta == pytest.approx(2**0.5)
 
 
 def test_bounds_of_eta() -> None:
     assert of_eta(eta=5.0).chosen.eta == 2.0
     slow, fast = measured(9e9, 0.8, noise_scale=40.0), measured(0.0, 0.8, noise_scale=40.0)
-    controller = of_eta()
+    run = of_eta()
     for number, expected in ((2, 0.4), (3, 0.2), (4, 0.2)):
-        controller.update(slow, number)
-        assert controller.chosen.eta == expected
-    controller = of_eta()
+        run.update(slow, number)
+        assert run.chosen.eta == expected
+    run = of_eta()
     for number, expected in ((2, 1.6), (3, 2.0), (4, 2.0)):
-        controller.update(fast, number)
-        assert controller.chosen.eta == expected
+        run.update(fast, number)
+        assert run.chosen.eta == expected
     assert of_eta().update(measured(9e9, 0.8, noise_scale=None), 2) == (), "no noise scale"
 
 
@@ -145,26 +152,26 @@ def test_n_by_hand() -> None:
     """A sample takes 0.125 s, so a pass of eight a second; a step's part of a sync is one more. At
     a noise scale of 10^6 it is then best to accumulate above 3 / 2 of what fits.
     """
-    controller = AutoController(
-        Auto(chooses=("multiplier",), every=1, multiplier_maximum=3.0), Chosen(sync_every=20)
-    )
-    (change,) = controller.update(measured(20.0, 1.0, noise_scale=1e6), 2)
+    auto = Auto(chooses=("multiplier",), every=1, multiplier_maximum=3.0)
+    run = Run(AutoController(auto), Chosen(sync_every=20))
+    (change,) = run.update(measured(20.0, 1.0, noise_scale=1e6), 2)
     assert (change.setting, change.before) == ("multiplier", 2.0)
-    assert change.after == controller.chosen.multiplier == pytest.approx(1.5, abs=1e-4)
+    assert change.after == run.chosen.multiplier == pytest.approx(1.5, abs=1e-4)
     assert change.reason.endswith("it is best to accumulate from 1.5 times what fits")
-    controller.update(measured(0.0, 1.0, noise_scale=10.0), 3)
-    assert controller.chosen.multiplier == 3.0, "never, within the bounds"
-    assert controller.update(measured(20.0, 1.0), 4) == (), "no noise scale"
+    run.update(measured(0.0, 1.0, noise_scale=10.0), 3)
+    assert run.chosen.multiplier == 3.0, "never, within the bounds"
+    assert run.update(measured(20.0, 1.0), 4) == (), "no noise scale"
 
 
-def test_a_restored_controller_goes_on() -> None:
+def test_a_restored_controller_continues() -> None:
     syncs = [3.0, 8.0, 1.0, 5.0, 4.0, 0.2, 0.3]
     whole, part, other = (of_sync_every(every=2) for _ in range(3))
     expected = values(whole, syncs)
     values(part, syncs[:3])
-    other.load_state_dict(part.chosen, json.loads(json.dumps(part.state_dict())))
+    other.controller.load_state_dict(json.loads(json.dumps(part.controller.state_dict())))
+    other.chosen = part.chosen
     assert values(other, syncs[3:], begin=5) == expected[3:]
-    assert other.state_dict() == whole.state_dict()
+    assert other.controller.state_dict() == whole.controller.state_dict()
 
 
 @pytest.mark.parametrize(

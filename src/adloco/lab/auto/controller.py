@@ -49,12 +49,10 @@ class MeasuredRound:
 
 
 class AutoController:
-    """Keeps the settings that a run chooses, and chooses them again every few rounds.
+    """Chooses settings every few rounds, from the rounds that it remembers.
 
     Args:
         limits: Which settings the run chooses, and their bounds.
-        first: The numbers of the first round. Those that the run chooses are brought within the
-            bounds.
         norm_test: The batch rule, if it is the norm test.
         fewest_steps: The smallest H that the schedule of syncs allows.
     """
@@ -62,31 +60,37 @@ class AutoController:
     def __init__(
         self,
         limits: Auto,
-        first: Chosen,
         *,
         norm_test: NormTest | None = None,
         fewest_steps: int = 1,
     ) -> None:
         self._limits = limits
-        self._auto = auto = limits.chooses
+        self._auto = limits.chooses
         self._norm_test = norm_test
         self._rounds: list[MeasuredRound] = []
-        self.chosen = first
         self._lowest_steps = max(limits.sync_every_minimum, fewest_steps)
-        if "sync_every" in auto:
-            within = min(max(first.sync_every, self._lowest_steps), limits.sync_every_maximum)
-            self.chosen = replace(self.chosen, sync_every=within)
-        if "eta" in auto and first.eta is not None:
-            bounded = min(max(first.eta, limits.eta_minimum), limits.eta_maximum)
-            self.chosen = replace(self.chosen, eta=bounded)
-        if "multiplier" in auto:
-            bounded = min(first.multiplier, limits.multiplier_maximum)
-            self.chosen = replace(self.chosen, multiplier=bounded)
 
-    def update(self, measured: MeasuredRound, rounds_done: int) -> tuple[Change, ...]:
-        """Take in a round and, if it is time, choose anew.
+    def within_bounds(self, first: Chosen) -> Chosen:
+        """The numbers of the first round, with those that the run chooses within their bounds."""
+        limits, bounded = self._limits, first
+        if "sync_every" in self._auto:
+            within = min(max(first.sync_every, self._lowest_steps), limits.sync_every_maximum)
+            bounded = replace(bounded, sync_every=within)
+        if "eta" in self._auto and first.eta is not None:
+            eta = min(max(first.eta, limits.eta_minimum), limits.eta_maximum)
+            bounded = replace(bounded, eta=eta)
+        if "multiplier" in self._auto:
+            multiplier = min(first.multiplier, limits.multiplier_maximum)
+            bounded = replace(bounded, multiplier=multiplier)
+        return bounded
+
+    def update(
+        self, chosen: Chosen, measured: MeasuredRound, rounds_done: int
+    ) -> tuple[Change, ...]:
+        """Take in a round and, if it is time, choose again.
 
         Args:
+            chosen: The numbers in force in the round.
             measured: The round's numbers.
             rounds_done: Complete rounds of the run, including this one.
 
@@ -98,34 +102,35 @@ class AutoController:
             self._rounds = [*self._rounds, measured][-REMEMBERED * self._limits.every :]
         if rounds_done % self._limits.every or not self._rounds:
             return ()
-        changes = self._choices()
-        values: dict[str, Any] = {change.setting: change.after for change in changes}
-        self.chosen = replace(self.chosen, **values)
-        return tuple(changes)
+        return tuple(self._choices(chosen))
 
     def forget(self) -> None:
         """Forget the rounds so far: a merge has changed which workers serve a trainer."""
         self._rounds = []
 
-    def _choices(self) -> list[Change]:
+    def _choices(self, chosen: Chosen) -> list[Change]:
         recent = self._rounds[-self._limits.every :]
         syncs = [row.sync_seconds for row in recent if row.sync_seconds is not None]
         sync_seconds = median(syncs) if syncs else None
         seconds = fit_step_seconds(
             [row.trainer_batch for row in self._rounds], [row.step_seconds for row in self._rounds]
         )
-        latest, per_step = recent[-1], (sync_seconds or 0.0) / self.chosen.sync_every
+        latest, per_step = recent[-1], (sync_seconds or 0.0) / chosen.sync_every
         found = [
-            self._sync_every(median(row.step_seconds for row in recent), sync_seconds),
-            self._eta(latest, seconds, per_step),
-            self._multiplier(latest, seconds, per_step),
+            self._sync_every(
+                chosen.sync_every, median(row.step_seconds for row in recent), sync_seconds
+            ),
+            self._eta(chosen.eta, latest, seconds, per_step),
+            self._multiplier(chosen.multiplier, latest, seconds, per_step),
         ]
         return [change for change in found if change and change.before != change.after]
 
-    def _sync_every(self, step_seconds: float, sync_seconds: float | None) -> Change | None:
+    def _sync_every(
+        self, before: int, step_seconds: float, sync_seconds: float | None
+    ) -> Change | None:
         if "sync_every" not in self._auto or not sync_seconds:
             return None
-        limits, before = self._limits, self.chosen.sync_every
+        limits = self._limits
         wanted = fastest_sync_every(
             sync_seconds=sync_seconds, step_seconds=step_seconds, cost=limits.sync_cost
         )
@@ -138,9 +143,13 @@ class AutoController:
         )
 
     def _eta(
-        self, latest: MeasuredRound, seconds: StepSeconds, sync_seconds: float
+        self,
+        before: float | None,
+        latest: MeasuredRound,
+        seconds: StepSeconds,
+        sync_seconds: float,
     ) -> Change | None:
-        before, noise_scale = self.chosen.eta, latest.noise_scale
+        noise_scale = latest.noise_scale
         if "eta" not in self._auto or not self._norm_test or not before or not noise_scale:
             return None
         batch = fastest_batch(noise_scale=noise_scale, seconds=seconds, sync_seconds=sync_seconds)
@@ -154,9 +163,9 @@ class AutoController:
         )
 
     def _multiplier(
-        self, latest: MeasuredRound, seconds: StepSeconds, sync_seconds: float
+        self, before: float, latest: MeasuredRound, seconds: StepSeconds, sync_seconds: float
     ) -> Change | None:
-        before, noise_scale = self.chosen.multiplier, latest.noise_scale
+        noise_scale = latest.noise_scale
         if "multiplier" not in self._auto or not noise_scale:
             return None
         wanted = fastest_multiplier(
@@ -175,12 +184,11 @@ class AutoController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The rounds since the last choices; what was chosen is part of the run's state."""
+        """The remembered rounds; the numbers in force are part of the run's state."""
         return {"rounds": [asdict(row) for row in self._rounds]}
 
-    def load_state_dict(self, chosen: Chosen, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`, with the numbers in force."""
-        self.chosen = chosen
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
         self._rounds = [MeasuredRound(**row) for row in state["rounds"]]
 
 

@@ -27,11 +27,10 @@ class AutoStage(Stage):
         self._state, self._parts = state, parts
         self._controller = AutoController(
             auto,
-            state.chosen,
             norm_test=rule if isinstance(rule, NormTest) else None,
             fewest_steps=parts.syncing.streaming.fewest_steps,
         )
-        state.chosen = self._controller.chosen
+        state.chosen = self._controller.within_bounds(state.chosen)
 
     def report(
         self,
@@ -44,16 +43,15 @@ class AutoStage(Stage):
             return report
         fits = self._parts.placement.ranks_per_worker * self._parts.batching.switch.b_max
         measured = measured_round(tasks, done, report.trainers, fits)
-        changes = self._controller.update(measured, report.round)
-        values: dict[str, Any] = {change.setting: change.after for change in changes}
-        self._state.chosen = replace(self._state.chosen, **values)
+        changes = self._controller.update(self._state.chosen, measured, report.round)
+        self._state.chosen = self._state.chosen.after(changes)
         return replace(report, changes=(*report.changes, *changes))
 
     def state_parts(self) -> Mapping[str, Any]:
         return {RUN: self._controller.state_dict()}
 
     def load_parts(self, parts: Mapping[str, Any]) -> None:
-        self._controller.load_state_dict(self._state.chosen, parts[RUN])
+        self._controller.load_state_dict(parts[RUN])
 
 
 def measured_round(
