@@ -47,12 +47,21 @@ class Measurement(Protocol):
         """
 
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
-        """A test step with these micro-batches, the groups; as `MeasuredStep.backward`."""
+        """Compute the gradients of a test step, which are left in `grad`, and its statistics.
+
+        Args:
+            plan: The micro-batches of the step, which are the groups.
+            passes: Runs the forward and backward passes.
+            engine: The worker's model on the ranks of its island.
+
+        Returns:
+            (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
+        """
         ...
 
 
 class NormMeasurement:
-    """Squared norms of gradients, which is what `MeasuredStep` takes."""
+    """Measures squared norms of gradients."""
 
     whole_gradients: ClassVar = False
 
@@ -63,11 +72,12 @@ class NormMeasurement:
         statistics: Sequence[Tensor],
         optimizers: Sequence[Optimizer],
     ) -> None:
-        self._params = params
+        """It needs none of these."""
 
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
-        step = MeasuredStep(plan=plan, passes=passes, engine=engine, params=self._params)
-        return step.backward()
+        losses, own = MeasuredStep(plan=plan, passes=passes, engine=engine).with_norms()
+        mean_norm_sq, *norms_sq = engine.sum([engine.norm_sq_part(), *own])
+        return losses, group_moments(plan.micro_batches, norms_sq, mean_norm_sq)
 
 
 def measurement_of(rule: BatchRule) -> type[Measurement]:
@@ -80,25 +90,13 @@ def measurement_of(rule: BatchRule) -> type[Measurement]:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """The forward and backward passes of one inner step on one rank, with statistics."""
+    """The forward and backward passes of one inner step on one rank, with squared norms."""
 
     plan: BatchPlan
     """The micro-batches of the step."""
     passes: Passes
     engine: Engine
     """The worker's model on the ranks of its island."""
-    params: Sequence[Tensor]
-    """The trainable parameters."""
-
-    def backward(self) -> tuple[Tensor, Moments]:
-        """Compute the step's gradients, which are left in `grad`, and its statistics.
-
-        Returns:
-            (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
-        """
-        losses, own = self.with_norms()
-        mean_norm_sq, *norms_sq = self.engine.sum([self.engine.norm_sq_part(), *own])
-        return losses, group_moments(self.plan.micro_batches, norms_sq, mean_norm_sq)
 
     def with_norms(
         self, during: Callable[[int], AbstractContextManager[None]] = lambda group: nullcontext()

@@ -60,6 +60,8 @@ class ProductStep(MeasuredStep):
     It takes memory for copies of the gradient: one for the plug-in form, two for the unbiased one.
     """
 
+    params: Sequence[Tensor]
+    """The trainable parameters."""
     statistics: Sequence[Tensor]
     """Buffers that forward passes change (running statistics). They are restored after the second
     pass."""
@@ -67,6 +69,7 @@ class ProductStep(MeasuredStep):
     """Estimator of Var<g_i, G>."""
 
     def backward(self) -> tuple[Tensor, Moments]:
+        """Compute the step's gradients and statistics; see `Measurement.backward`."""
         even = self._sums() if self.estimator == "unbiased" else []
 
         def during(group: int) -> AbstractContextManager[None]:
