@@ -161,7 +161,7 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     merges = sum(len(record["merges"]) for record in run.records.read())
     assert len(lines) == len(run.records.read()) + merges
     assert all("tok/s" in line or "merged into" in line for line in lines)
-    closing = closing_lines(run, run.finish())
+    closing = closing_lines(run, run.finish(), run.records.read())
     assert f"{merges} merge" in closing[2]
     assert "samples requested" in closing[2] and "used" in closing[2]
     assert f"  {tmp_path / 'run' / 'report.html'}" in closing
@@ -217,7 +217,7 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     )
     assert (
         f"sent per worker in 16 syncs (int8, {ratio:.1f}x): 14 times less"
-        in closing_lines(run, run.finish())[3]
+        in closing_lines(run, run.finish(), run.records.read())[3]
     )
 
 

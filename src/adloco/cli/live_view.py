@@ -1,5 +1,6 @@
 """The live view of a run: a panel with its progress, losses, trainers, bytes and warnings."""
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -40,6 +41,8 @@ SPARKLINE_COLUMNS = 32
 class LiveView:
     """The terminal's view of a run while it trains.
 
+    It is drawn several times a second, so it keeps what it shows of past rounds, not their records.
+
     Args:
         run: The run.
         signs: Warnings that were given before it was resumed.
@@ -49,27 +52,45 @@ class LiveView:
         self._run = run
         self._wire = wire_name(run)
         self._resumed_at = run.progress()
-        self._records = run.records.read()
+        self._loss = validation(run.recipe.task.measures[0])
         self._signs = [*signs]
+        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._train_losses: list[float | None] = []
+        self._last: Record | None = None
+        self._evaluated: Record | None = None
+        self._best: Record | None = None
+        self._trainer_losses: dict[int, float] = {}
+        """The newest evaluated round, the best one, and the newest loss of each trainer."""
+        for record in run.records.read():
+            self._take(record)
+        self._of_rounds = self._draw_rounds()
 
     def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
         """Take a round, and the warnings that begin with it."""
-        self._records.append(record)
         self._signs += signs
+        self._take(record)
+        self._of_rounds = self._draw_rounds()
+
+    def _take(self, record: Record) -> None:
+        self._last = record
+        self._events += event_texts(record)
+        self._train_losses.append(record["train_loss"])
+        name = self._loss.name
+        if record[name] is not None:
+            self._evaluated = record
+            if self._best is None or record[name] < self._best[name]:
+                self._best = record
+        self._trainer_losses |= {
+            row["trainer"]: row[name] for row in record["trainers"] if row[name] is not None
+        }
 
     def render(self) -> RenderableType:
         """The panel with the numbers of this moment."""
         recipe = self._run.recipe
-        parts: list[RenderableType] = [*self._progress()]
-        if self._records:
-            last = self._records[-1]
-            parts += [self._losses(), self._trainers(last), self._traffic(last)]
-        else:
-            parts.append(Text("first round running ...", style="dim"))
+        parts: list[RenderableType] = [*self._progress(), *self._of_rounds]
         cost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
         parts += [Text(cost, style="dim")] if cost else []
-        events = [text for record in self._records for text in event_texts(record)]
-        parts += [Text(text, style="magenta") for text in events[-EVENTS_SHOWN:]]
+        parts += [Text(text, style="magenta") for text in self._events]
         parts += self._warnings()
         title, folder = Text(f"adloco: {recipe.run.name}"), Text(str(self._run.folder))
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
@@ -77,6 +98,13 @@ class LiveView:
         # border, which is as wide as the terminal, and wrap, and the next drawing would begin one
         # line too low.
         return Printable(Group(panel, Text()))
+
+    def _draw_rounds(self) -> list[RenderableType]:
+        """The part of the panel that changes only with a round."""
+        last = self._last
+        if last is None:
+            return [Text("first round running ...", style="dim")]
+        return [self._losses(last), self._trainers(last), self._traffic(last)]
 
     def _warnings(self) -> list[Text]:
         """The latest warnings, and how many there were before them."""
@@ -86,7 +114,7 @@ class LiveView:
         return earlier + latest
 
     def _progress(self) -> list[RenderableType]:
-        now, start = self._run.progress(), self._resumed_at
+        now, start, last = self._run.progress(), self._resumed_at, self._last
         seconds = now.seconds - start.seconds
         speed = (now.tokens - start.tokens) / max(1e-9, seconds)
         # The last inner step may train on more than the budget; `part` stays at 1 then.
@@ -95,16 +123,16 @@ class LiveView:
         gone = (
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
-        if self._records and self._records[-1]["mfu"] is not None:
-            gone += f", {number_text(self._records[-1], 'mfu')} of the device's FLOPs"
-        done = self._records[-1]["round"] if self._records else 0
+        if last and last["mfu"] is not None:
+            gone += f", {number_text(last, 'mfu')} of the device's FLOPs"
+        done = last["round"] if last else 0
         where = (
             f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
             if now.round_steps
             else f"round {done} done"
         )
-        if self._records:
-            where += f"   learning rate {number_text(self._records[-1], 'learning_rate')}"
+        if last:
+            where += f"   learning rate {number_text(last, 'learning_rate')}"
         rows = rows_text(now.rows, now.rows_per_second)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.
         bar.add_row(ProgressBar(total=1, completed=now.part))
@@ -114,20 +142,14 @@ class LiveView:
             Text(where + (f"   {rows}" if rows else "")),
         ]
 
-    def _losses(self) -> Text:
+    def _losses(self, record: Record) -> Text:
         """A sparkline of the train loss, the newest validation, and the best so far."""
-        last, measures = self._records[-1], self._run.recipe.task.measures
-        loss = validation(measures[0])
-        trained = [record["train_loss"] for record in self._records]
-        text = Text.assemble(
-            "train loss ", (sparkline(trained), "cyan"), f" {number_text(last, 'train_loss')}"
-        )
-        found = [record for record in self._records if record[loss.name] is not None]
-        if found:
-            best = min(found, key=lambda record: float(record[loss.name]))
+        bars, measures = sparkline(self._train_losses), self._run.recipe.task.measures
+        text = Text.assemble("train loss ", (bars, "cyan"), f" {number_text(record, 'train_loss')}")
+        if self._evaluated and self._best:
             text.append(
-                f"\nvalidation loss {measured_text(found[-1], measures)}; best "
-                f"{measured_text(best, measures)} in round {best['round']}"
+                f"\nvalidation loss {measured_text(self._evaluated, measures)}; best "
+                f"{measured_text(self._best, measures)} in round {self._best['round']}"
             )
         return text
 
@@ -146,19 +168,12 @@ class LiveView:
         ):
             table.add_column(column, justify="right", min_width=max(map(len, column.split())))
         table.columns[4].no_wrap = True  # A clipped batch says so.
-        loss = validation(self._run.recipe.task.measures[0])
-        newest = {
-            row["trainer"]: row[loss.name]
-            for each in self._records
-            for row in each["trainers"]
-            if row[loss.name] is not None
-        }
         gone = {trainer for merge in record["merges"] for trainer in merge["absorbed"]}
         for row in record["trainers"]:
             clipped = clipped_by(row, self._run.recipe.batch_cap)
             table.add_row(
                 f"{row['trainer']}{' (merged)' if row['trainer'] in gone else ''}",
-                loss.text(newest.get(row["trainer"])),
+                self._loss.text(self._trainer_losses.get(row["trainer"])),
                 TRAINER["train_loss"].text(row["train_loss"]),
                 str(row["requested_batch"]),
                 f"{row['trainer_batch']}{' clipped' if clipped else ''}",
