@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
@@ -14,12 +14,6 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.chosen import Chosen
-
-COUNTERS = (
-    *("rounds_done", "samples", "inner_steps", "syncs", "round_steps", "final_samples"),
-    *("events_done", "diverged"),
-)
-"""Fields of a run's state that are saved as they are."""
 
 
 @dataclass(kw_only=True)
@@ -220,3 +214,7 @@ class RunState:
         self.last_samples = {
             int(worker): saved["round"]["samples"] for worker, saved in numbers["workers"].items()
         }
+
+
+COUNTERS = tuple(each.name for each in fields(RunState) if isinstance(each.default, int))
+"""Plain numbers and flags of a run's state, which are saved as they are."""

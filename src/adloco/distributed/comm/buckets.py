@@ -59,7 +59,7 @@ class Contributions:
 class BufferPool:
     """Memory for buckets that is kept between reductions.
 
-    Allocating it anew would take more time than filling it.
+    Allocating it each time would take more time than filling it.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,9 @@ def fill_weighted(
     entries = [local(entry[index]) for entry in given.per_worker]
     origin = [local(given.origin[index]).to(results.device)] if given.origin else []
     rows, ends = len(results), len(results) + len(entries)
-    scratch = torch.empty_like(results[0].reshape(-1)[: _block_length(results)])
+    # Only terms without a result of their own, which are added to the first one, need memory.
+    elements = min(_block_length(results), results[0].numel()) if len(entries) > rows else 0
+    scratch = results.new_empty(elements)
     for parts in blocks([*results, *entries, *origin]):
         for worker, (entry, weight) in enumerate(zip(parts[rows:ends], given.weights, strict=True)):
             added = worker >= rows

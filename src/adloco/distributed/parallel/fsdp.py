@@ -35,6 +35,8 @@ from adloco.distributed.traffic import Traffic, num_bytes
 class ShardedModel(Engine):
     """Parameters, gradients and optimizer state spread over the shards of an island."""
 
+    _island: IslandGroup
+
     def __init__(
         self, model: nn.Module, island: IslandGroup, compile: bool, fill: Fill | None
     ) -> None:
@@ -55,7 +57,6 @@ class ShardedModel(Engine):
             shards=island.mesh.get_group(names[1]),
         )
         super().__init__(model, island, owners, compile)
-        self._shared = island
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
         self._reduces: list[_MeasuringReduceScatter] = []
         indices = {parameter: index for index, parameter in enumerate(self._parameters)}
@@ -102,7 +103,7 @@ class ShardedModel(Engine):
             for reduce in self._reduces:
                 reduce.added = None
         if self.replicas > 1:
-            self._shared.add_up(totals, self._shared.mesh.get_group(0))
+            self._island.add_up(totals, self._island.mesh.get_group(0))
 
     def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
         (rows, columns), own = block, local(matrix)
@@ -112,7 +113,7 @@ class ShardedModel(Engine):
         if height >= columns.stop - columns.start:
             return mine.mT @ mine / self.replicas
         # Products of rows on different ranks: there is no sum over the shards.
-        self._shared.traffic.inside += num_bytes([matrix])
+        self._island.traffic.inside += num_bytes([matrix])
         part, above = own.new_zeros(height, height), first + begin - rows.start
         part[above : above + len(mine)] = mine @ gathered_whole(matrix)[block].mT
         return part / self.replicas
@@ -122,7 +123,7 @@ class ShardedModel(Engine):
         self._model.reshard()
 
     def _count(self, reduced: Tensor) -> None:
-        self._shared.traffic.inside += num_bytes([reduced])
+        self._island.traffic.inside += num_bytes([reduced])
 
 
 @dataclass(frozen=True)
