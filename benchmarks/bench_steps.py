@@ -23,7 +23,7 @@ from adloco.data.data_settings import DataSettings
 from adloco.data.preparation import prepare
 from adloco.data.standard_library import library_texts
 from adloco.data.tokenizers import make_tokenizer
-from adloco.distributed.placement.one_process import num_cores
+from adloco.distributed.placement.threads import num_cores
 from adloco.lab.optimizer_norms.batch_rules import StepNormTest
 from adloco.run.training_run import TrainingRun
 

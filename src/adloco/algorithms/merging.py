@@ -39,19 +39,19 @@ def apply_merge(
         fates: What happens to the things that trainers own.
         placement: Where all workers live.
     """
-    merging = _Merging(merge, trainers, workers, fates, placement)
-    merging.parameters()
-    merging.outer_momentum()
-    merging.inner_state()
-    merging.requests()
+    applied = _AppliedFates(merge, trainers, workers, fates, placement)
+    applied.parameters()
+    applied.outer_momentum()
+    applied.inner_state()
+    applied.requests()
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
-    merging.reassign(living)
+    applied.reassign(living)
     if fates.streams == "balance":
         _balance_streams(living, workers, placement)
     return living
 
 
-class _Merging:
+class _AppliedFates:
     """The fates of what the trainers of a merge own, a method each."""
 
     def __init__(

@@ -5,7 +5,7 @@ import socket
 import sys
 
 from adloco.config.sections import Recipe
-from adloco.distributed.placement.one_process import num_cores
+from adloco.distributed.placement.threads import num_cores
 from adloco.distributed.wire.plain import PlainWire
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span

@@ -36,7 +36,7 @@ class Prepare(RecipeCommand):
         from adloco.data.sources import HOLD_OUT_MORE, check_one_window
         from adloco.data.token_cache import reachable
         from adloco.distributed.launch.local_ranks import INTERRUPTED
-        from adloco.distributed.placement.one_process import num_cores
+        from adloco.distributed.placement.threads import num_cores
         from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
         console = open_console()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from adloco.distributed.device import native_bf16
-from adloco.distributed.placement.one_process import num_cores
+from adloco.distributed.placement.threads import num_cores
 from adloco.errors import require
 
 DEVICES = "must be auto, cpu or cuda"

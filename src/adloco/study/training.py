@@ -16,7 +16,7 @@ from pathlib import Path
 from adloco.config.recipe_text import to_toml
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.distributed.launch.signals import signals_passed_to
-from adloco.distributed.placement.one_process import num_cores
+from adloco.distributed.placement.threads import num_cores
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.budget import part_used

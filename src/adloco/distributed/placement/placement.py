@@ -26,7 +26,7 @@ from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
 from adloco.distributed.parallel.layers import Fill
 from adloco.distributed.parallel.whole_model import WholeModel
-from adloco.distributed.placement.one_process import (
+from adloco.distributed.placement.threads import (
     Item,
     Result,
     map_in_threads,
