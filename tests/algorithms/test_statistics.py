@@ -14,7 +14,9 @@ from adloco import (
     SwitchMode,
     TensorSource,
 )
-from tests.problems import make_run, sgd
+from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.moments import GradientEstimate
+from tests.problems import make_run, params_of, sgd
 
 VOCABULARY, CONTEXT = 7, 6
 
@@ -62,61 +64,75 @@ def corpus(samples: int) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(("batch", "groups"), [(16, 4), (13, 5), (19, 8)])
-def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int) -> None:
-    ids = corpus(64)
-    source = TensorSource(ids, num_streams=2)
+def one_round(
+    rule: BatchRule, batch: int, groups: int
+) -> tuple[GradientEstimate, list[tuple[list[int], list[np.ndarray], np.ndarray]]]:
+    """A round of two workers that splits the batch into so many groups.
+
+    Returns:
+        (what the run measured, (samples of the groups, their mean gradients, the batch's mean
+        gradient) of each worker, by per-sample gradients).
+    """
+    source = TensorSource(corpus(64), num_streams=2)
     run = make_run(
         build_model=TinyLM,
         loss_fn=lm_loss,
         data=source,
         inner=sgd(0.01),
         sync_every=1,
-        batch=NormTest(),
+        batch=rule,
         test_groups=groups,
         guards=BatchGuards(initial=batch, maximum=1000),
         switch=SwitchMode(max_micro_batch=batch),
     )
-    shares = (batch - batch // 2, batch // 2)
-    scatter, dof, norms, unbiased = 0.0, 0, [], []
-    for worker, share in enumerate(shares):
+    truth = []
+    for worker, share in enumerate((batch - batch // 2, batch // 2)):
         gradients = per_sample_gradients(TinyLM(), source.read(worker, 0, share))
         sizes = [len(part) for part in np.array_split(np.arange(share), groups)]
         edges = np.cumsum([0, *sizes])
         means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
-        mean = gradients.mean(0)
-        own = sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True))
-        own -= share * float(mean @ mean)
-        scatter += own
-        dof += groups - 1
-        norms.append(float(mean @ mean))
-        unbiased.append(float(mean @ mean) - own / (groups - 1) / share)
+        truth.append((sizes, means, gradients.mean(0)))
     run.round()
     seen = run.trainers[0].controller.measured
     assert seen is not None
+    return seen, truth
+
+
+@pytest.mark.parametrize(("batch", "groups"), [(16, 4), (13, 5), (19, 8)])
+def test_one_round_equals_the_formula_on_per_sample_gradients(batch: int, groups: int) -> None:
+    seen, truth = one_round(NormTest(), batch, groups)
+    scatter, dof, norms, unbiased, weights = 0.0, 0, [], [], []
+    for sizes, means, mean in truth:
+        share, norm_sq = sum(sizes), float(mean @ mean)
+        own = sum(m * float(g @ g) for m, g in zip(sizes, means, strict=True)) - share * norm_sq
+        scatter += own
+        dof += groups - 1
+        norms.append(norm_sq)
+        unbiased.append(norm_sq - own / (groups - 1) / share)
+        weights.append(share**2)
     assert seen.grad_variance == pytest.approx(scatter / dof, rel=1e-4)
-    weights = np.square(shares)
     assert seen.plugin_norm_sq == pytest.approx(np.average(norms, weights=weights), rel=1e-4)
     assert seen.grad_norm_sq == pytest.approx(np.average(unbiased, weights=weights), rel=1e-3)
 
 
-def test_statistics_do_not_change_the_training() -> None:
+def trains_as_without(rule: BatchRule) -> None:
+    """What a rule measures does not change the training."""
     results = []
-    for rule in (None, NormTest()):
+    for each in (None, rule):
         run = make_run(
             build_model=TinyLM,
             loss_fn=lm_loss,
             data=TensorSource(corpus(64), num_streams=2),
-            batch=rule,
+            batch=each,
             guards=BatchGuards(initial=8, minimum=8, maximum=8),
         )
         list(run.rounds(3))
-        results.append(
-            torch.cat(
-                [parameter.detach().flatten() for parameter in run.trainers[0].outer.global_params]
-            )
-        )
+        results.append(params_of(run))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_do_not_change_the_training() -> None:
+    trains_as_without(NormTest())
 
 
 @pytest.mark.parametrize("groups", [2, 3, 8])

@@ -1,32 +1,13 @@
 """How the launchers of several machines meet; each is a thread here."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from adloco.elastic import machines
 from adloco.elastic.machines import Rendezvous, on_machines
 from adloco.errors import RankFailureError
-
-
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What the calls return, each in a thread of its own; an error is returned too."""
-    found: list[Any] = [None] * len(calls)
-
-    def call(number: int) -> None:
-        try:
-            found[number] = calls[number]()
-        except (RankFailureError, ValueError) as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return found
+from tests.elastic.threads import at_once
 
 
 def test_the_first_to_come_begin_and_a_later_one_joins(address: tuple[str, int]) -> None:

@@ -24,26 +24,9 @@ from adloco.elastic.meeting import (
 from adloco.elastic.store import beat_as_launcher, end_all, later_quorums, report_start
 from adloco.elastic.watch import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
 from adloco.errors import RankFailureError
+from tests.elastic.threads import at_once
 
 ALONE = (1, 1)
-
-
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What the calls return, each in a thread of its own; an error is returned too."""
-    found: list[Any] = [None] * len(calls)
-
-    def call(number: int) -> None:
-        try:
-            found[number] = calls[number]()
-        except RankFailureError as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return found
 
 
 def members(process: int, number: int = 0, ids: tuple[int, ...] = (0, 1, 2, 3)) -> Quorum:
@@ -137,7 +120,7 @@ def test_a_stopped_one_is_not_waited_for_again(store: Any, clock: Clock) -> None
     assert clock.now == 0
 
 
-def test_a_stopped_one_that_goes_on_is_waited_for(store: Any, clock: Clock) -> None:
+def test_a_stopped_one_that_continues_is_waited_for(store: Any, clock: Clock) -> None:
     find_silent(1).count_up()
     comes(2, 3)
     clock.events = [(1.0, lambda: comes(1))]

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from adloco.elastic.watch import (
 from adloco.errors import RankFailureError
 
 
-def test_a_counter_that_stays_is_silent_and_one_that_goes_on_is_not() -> None:
+def test_a_counter_that_stays_is_silent_and_one_that_counts_is_not() -> None:
     silence = Silence()
     looks = [silence.look({"1": 5, "2": count}) for count in range(BEATS + 1)]
     assert looks == [[]] * BEATS + [["1"]]
@@ -72,6 +74,28 @@ def test_ranks_that_are_gone_are_named_with_their_machines() -> None:
     assert silent_ranks(store, 0, 5, hearts[2].count_up) == ["rank 1 on node1", "rank 3 on node3"]
 
 
+@contextmanager
+def ranks_of(script: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that run the script, each with its rank; killed at the end."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(count)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 FREEZES = """
 import os
 import signal
@@ -111,22 +135,8 @@ with group(second):
 
 def test_a_rank_that_freezes_while_the_group_is_made_has_failed(store: Any) -> None:
     """The others wait in the backend for its address, and for no longer than a silence takes."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FREEZES],
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
+    with ranks_of(FREEZES, 3) as processes:
         said = [processes[rank].communicate(timeout=60) for rank in (0, 2)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
     for output, error in said:
         assert "rank 1 on " in output and "has given no sign of life" in output, error
         assert output.endswith("(0, 2) 2.0\n"), error
@@ -155,17 +165,7 @@ with process_group(0.5, watch=watch, quorum=quorum):
 
 def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
     """As gloo does now and then. The others take it for killed, and it comes back."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", STUCK],
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
+    with ranks_of(STUCK, 2) as processes:
         for process in processes:
             assert process.stdout is not None
             # The gloo of torch 2.9 has a line of its own before it.
@@ -173,7 +173,4 @@ def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
         processes[1].communicate("x", timeout=60)
         report_death(store, 1, "has left")
         processes[0].communicate("x", timeout=60)
-    finally:
-        for process in processes:
-            process.kill()
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0]

@@ -4,6 +4,7 @@ what comes next.
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -170,58 +171,33 @@ def test_a_periodic_text_is_memorised_and_continued() -> None:
     last = list(run.rounds(20))[-1]
     assert last.train_loss < 0.05
     model = run.model(0)
-    continued = list(
-        generate(
-            model,
-            list(b"the quick"),
-            max_tokens=60,
-            temperature=0,
-            context_tokens=32,
-            vocab_size=256,
-            stop=0,
-            seed=0,
-        )
-    )
+    continued = generated(model, b"the quick", max_tokens=60, context_tokens=32)
     assert bytes(continued).decode() == ("the quick brown fox; " * 4)[9:69]
 
 
+def generated(model: nn.Module, ids: Sequence[int], **changes: Any) -> list[int]:
+    """Tokens after these ids; the likeliest ones of 256, in a context of eight."""
+    settings: dict[str, Any] = {
+        "max_tokens": 10,
+        "temperature": 0,
+        "context_tokens": 8,
+        "vocab_size": 256,
+        "stop": 0,
+        "seed": 0,
+    }
+    return list(generate(model, list(ids), **settings | changes))
+
+
 def test_generation_stops_at_the_end_of_text_and_draws_by_seed() -> None:
-    assert list(
-        generate(
-            _WithParameters(),
-            [7],
-            max_tokens=20,
-            temperature=0,
-            context_tokens=8,
-            vocab_size=256,
-            stop=0,
-            seed=0,
-        )
-    ) == [8, 9]
+    assert generated(_WithParameters(), [7], max_tokens=20) == [8, 9]
     model = build_llama(TINY, 256, 0)
-    draws = [
-        list(
-            generate(
-                model,
-                [1],
-                max_tokens=10,
-                temperature=1.0,
-                context_tokens=8,
-                vocab_size=256,
-                stop=0,
-                seed=seed,
-            )
-        )
-        for seed in (0, 0, 1)
-    ]
+    draws = [generated(model, [1], temperature=1.0, seed=seed) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
 
 
 def test_generation_draws_no_id_that_the_tokenizer_lacks() -> None:
     model = build_llama(TINY, 256, 0)
-    drawn = generate(
-        model, [1], max_tokens=30, temperature=9.0, context_tokens=8, vocab_size=5, stop=9, seed=0
-    )
+    drawn = generated(model, [1], max_tokens=30, temperature=9.0, vocab_size=5, stop=9)
     assert {*drawn} == {0, 1, 2, 3, 4}
 
 
@@ -230,17 +206,7 @@ def test_generation_computes_a_token_once_while_the_context_has_room() -> None:
     model, lengths = build_llama(TINY, 256, 0), list[int]()
 
     def draw() -> list[int]:
-        drawn = generate(
-            model,
-            [1, 2],
-            max_tokens=9,
-            temperature=0,
-            context_tokens=8,
-            vocab_size=256,
-            stop=256,
-            seed=0,
-        )
-        return list(drawn)
+        return generated(model, [1, 2], max_tokens=9, stop=256)
 
     def count(module: nn.Module, words: Any, settings: dict[str, Any]) -> None:
         lengths.append(settings["input_ids"].shape[1])

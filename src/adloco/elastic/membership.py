@@ -89,7 +89,12 @@ TABLE = {
     (State.JOINING, Seen.STOPPED): Change(State.GONE, Action.REPLACE),
     (State.JOINING, Seen.KILLED): Change(State.GONE, Action.REPLACE),
 }
-"""(State of a process, what is seen of it) -> its state then, and what is done."""
+"""(State of a process, what is seen of it) -> its state then, and what is done.
+
+Three rows are not looked up, because the code that makes the observation has one answer to it: a
+closed connection (`regroup.py`), a request to join (`meeting.can_grow`), and the quorum with a
+process that joins (`meeting.join`).
+"""
 
 
 def seen_by_launcher(code: int) -> Seen:

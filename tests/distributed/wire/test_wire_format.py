@@ -4,7 +4,7 @@ be.
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -293,11 +293,8 @@ def test_what_is_not_finite_stays_so(wire: WireFormat, bad: float) -> None:
     assert decoded[::2].equal(without[::2])
 
 
-@pytest.mark.parametrize("block", [4, 12, 128])
-@pytest.mark.parametrize("kind", KINDS)
-def test_int2_is_the_means_of_the_large_and_of_the_others(kind: str, block: int) -> None:
-    """The magnitudes match sums that round only at the end, and the format is a contraction."""
-    wire = Int2(block=block)
+def in_whole_numbers(kind: str, wire: WireFormat) -> Iterator[tuple[Array, Array, Any, list[int]]]:
+    """(row, decoded row, unit, row in whole units) of blocks that are not as good as zero."""
     values = blocks_of(kind, wire)
     for row, decoded in zip(values, sent(wire, values), strict=True):
         absmax = np.abs(row).max()
@@ -305,9 +302,28 @@ def test_int2_is_the_means_of_the_large_and_of_the_others(kind: str, block: int)
             assert not decoded.any()
             continue
         unit = absmax / np.float32(largest_whole(wire.block))
-        whole = [int(number) for number in np.rint(row / unit)]
+        yield row, decoded, unit, [int(number) for number in np.rint(row / unit)]
+
+
+def check_contraction(row: Array, decoded: Array, smallest: float) -> None:
+    """The error of a row is bounded, and smaller than the row unless its magnitudes are denormal.
+
+    smallest: The smallest magnitude that is not zero.
+    """
+    absmax = np.abs(row).max()
+    exact = row.astype(np.float64) / absmax
+    error, norm = ((decoded / absmax - exact) ** 2).sum(), (exact**2).sum()
+    normal = smallest >= 2.0**-126
+    assert error <= (1 - normal * (1 - 2.0**-16) / len(row)) * norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("block", [4, 12, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_int2_is_the_means_of_the_large_and_of_the_others(kind: str, block: int) -> None:
+    """The magnitudes match sums that round only at the end, and the format is a contraction."""
+    for row, decoded, unit, whole in in_whole_numbers(kind, Int2(block=block)):
         large = [
-            8 * block * abs(each) >= 7 * sum(map(abs, whole)) + largest_whole(wire.block) * block
+            8 * block * abs(each) >= 7 * sum(map(abs, whole)) + largest_whole(block) * block
             for each in whole
         ]
         groups = [
@@ -323,10 +339,7 @@ def test_int2_is_the_means_of_the_large_and_of_the_others(kind: str, block: int)
             math.copysign(means[0] if is_large else means[1], value)
             for value, is_large in zip(row.tolist(), large, strict=True)
         ]
-        exact = row.astype(np.float64) / absmax
-        error, norm = ((decoded / absmax - exact) ** 2).sum(), (exact**2).sum()
-        normal = min(means[0], means[1] or 1.0) >= 2.0**-126
-        assert error <= (1 - normal * (1 - 2.0**-16) / block) * norm * (1 + 1e-5)
+        check_contraction(row, decoded, min(means[0], means[1] or 1.0))
 
 
 def test_int2_layout_by_hand() -> None:
@@ -344,21 +357,10 @@ def test_int2_layout_by_hand() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_int1_is_the_sign_and_the_mean_magnitude(kind: str, block: int) -> None:
     """The magnitude matches sums that round only at the end, and the format is a contraction."""
-    wire = Int1(block=block)
-    values = blocks_of(kind, wire)
-    for row, decoded in zip(values, sent(wire, values), strict=True):
-        absmax = np.abs(row).max()
-        if absmax < 2.0**-100:
-            assert not decoded.any()
-            continue
-        unit = absmax / np.float32(largest_whole(wire.block))
-        total = sum(abs(int(number)) for number in np.rint(row / unit))
-        mean = nearest_bf16(float(np.float32(total / block) * unit))
+    for row, decoded, unit, whole in in_whole_numbers(kind, Int1(block=block)):
+        mean = nearest_bf16(float(np.float32(sum(map(abs, whole)) / block) * unit))
         assert decoded.tolist() == [mean if value >= 0 else -mean for value in row.tolist()]
-        exact = row.astype(np.float64) / absmax
-        error, norm = ((decoded / absmax - exact) ** 2).sum(), (exact**2).sum()
-        normal = mean >= 2.0**-126
-        assert error <= (1 - normal * (1 - 2.0**-16) / block) * norm * (1 + 1e-5)
+        check_contraction(row, decoded, mean)
 
 
 def test_int1_layout_by_hand() -> None:

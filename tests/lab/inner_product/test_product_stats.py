@@ -17,10 +17,8 @@ from tests.algorithms.test_dropout import Dropping, loss
 from tests.algorithms.test_micro_batch_limit import forgets_the_attempt
 from tests.algorithms.test_statistics import (
     Bowl,
-    TinyLM,
-    corpus,
-    lm_loss,
-    per_sample_gradients,
+    one_round,
+    trains_as_without,
 )
 from tests.distributed import scenarios
 from tests.distributed.test_ranks import assert_same, same_anywhere
@@ -34,25 +32,9 @@ from tests.problems import make_run, sgd, tokens
 def test_one_round_equals_the_formula_on_per_sample_gradients(
     batch: int, groups: int, estimator: Estimator
 ) -> None:
-    source = TensorSource(corpus(64), num_streams=2)
-    run = make_run(
-        build_model=TinyLM,
-        loss_fn=lm_loss,
-        data=source,
-        inner=sgd(0.01),
-        sync_every=1,
-        batch=AugmentedInnerProductTest(estimator=estimator),
-        test_groups=groups,
-        guards=BatchGuards(initial=batch, maximum=1000),
-        switch=SwitchMode(max_micro_batch=batch),
-    )
+    seen, truth = one_round(AugmentedInnerProductTest(estimator=estimator), batch, groups)
     inner, norms, weights = 0.0, [], []
-    for worker, share in enumerate((batch - batch // 2, batch // 2)):
-        gradients = per_sample_gradients(TinyLM(), source.read(worker, 0, share))
-        sizes = [len(part) for part in np.array_split(np.arange(share), groups)]
-        edges = np.cumsum([0, *sizes])
-        means = [gradients[a:b].mean(0) for a, b in itertools.pairwise(edges)]
-        mean = gradients.mean(0)
+    for sizes, means, mean in truth:
         if estimator == "plug-in":
             inner += sum(
                 m * (float(g @ mean) - float(mean @ mean)) ** 2
@@ -61,10 +43,7 @@ def test_one_round_equals_the_formula_on_per_sample_gradients(
         else:
             inner += (groups - 1) * unbiased_inner_variance(sizes, np.array(means))
         norms.append(float(mean @ mean))
-        weights.append(share**2)
-    run.round()
-    seen = run.trainers[0].controller.measured
-    assert seen is not None
+        weights.append(sum(sizes) ** 2)
     assert seen.plugin_norm_sq == pytest.approx(np.average(norms, weights=weights), rel=1e-4)
     assert seen.inner_variance == pytest.approx(inner / (2 * (groups - 1)), rel=1e-3)
 
@@ -113,19 +92,7 @@ def test_expectation_of_the_inner_variance_on_a_quadratic(estimator: Estimator) 
 
 
 def test_the_second_pass_does_not_change_the_training() -> None:
-    results = []
-    for rule in (None, AugmentedInnerProductTest()):
-        run = make_run(
-            build_model=TinyLM,
-            loss_fn=lm_loss,
-            data=TensorSource(corpus(64), num_streams=2),
-            batch=rule,
-            guards=BatchGuards(initial=8, minimum=8, maximum=8),
-        )
-        list(run.rounds(3))
-        parameters = run.trainers[0].outer.global_params
-        results.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+    trains_as_without(AugmentedInnerProductTest())
 
 
 def test_running_statistics_see_each_sample_once() -> None:
