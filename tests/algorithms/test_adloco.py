@@ -46,7 +46,7 @@ from tests.problems import (
 
 def test_counters_by_hand() -> None:
     # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32
-    # parameters: a worker hands over 16 bytes a sync, and 24 scalars of 8 bytes (six moments, five
+    # parameters: a worker sends 16 bytes a sync, and 24 scalars of 8 bytes (six moments, five
     # seconds, loss, samples, six of the sync, three step losses) and a sketch of its trainer. DDP:
     # 16 bytes at each inner step.
     run = make_run(
@@ -96,7 +96,7 @@ def test_counters_by_hand() -> None:
 
 
 def test_syncs_by_hand() -> None:
-    # Two trainers of two workers, 16 bytes of parameters each. Each worker has handed over 8 bytes,
+    # Two trainers of two workers, 16 bytes of parameters each. Each worker has sent 8 bytes,
     # half of them: a ratio of 2. The slowest transfer took 0.5 seconds; the fastest fragment went
     # at 19 bytes per second, if there is a link at all.
     run = make_run(num_trainers=2, guards=BatchGuards(initial=6))
@@ -125,7 +125,7 @@ def test_syncs_by_hand() -> None:
     )
 
 
-def test_what_travels_while_training_goes_on_is_counted_with_its_round() -> None:
+def test_what_travels_while_training_continues_is_counted_with_its_round() -> None:
     # Weights and bias are a block each, of 4 + 2 bytes. Transfers count in a thread of their own,
     # one trainer after another, at any time.
     run = make_run(
@@ -315,7 +315,7 @@ def test_a_last_step_of_fewer_samples_by_hand() -> None:
     assert report.train_loss == pytest.approx(sum(losses) / 21)
 
 
-def test_a_round_with_a_smaller_last_step_goes_on_bit_for_bit() -> None:
+def test_a_round_with_a_smaller_last_step_resumes_bit_for_bit() -> None:
     def fresh(**changes: Any) -> AdLoCo:
         return make_run(
             num_trainers=2,

@@ -244,7 +244,7 @@ def test_merge_of_equal_trainers_is_the_identity() -> None:
     ("fates", "expected"),
     [
         # Two trainers of two workers, 4 parameters with momentum, 16 bytes each: in a mean every
-        # worker hands over its own.
+        # worker sends its own.
         (MergeFates(), 4 * 16 + 4 * 16),
         # What is not averaged goes once from the survivor to those that join it.
         (MergeFates(parameters="survivor"), 16 + 4 * 16),

@@ -94,7 +94,7 @@ def test_in_the_middle_of_a_step_that_accumulates_and_tests() -> None:
     assert small.state.chosen.pass_limit == 1
 
 
-def test_the_limit_goes_on_from_a_checkpoint() -> None:
+def test_the_limit_resumes_from_a_checkpoint() -> None:
     run, resumed = language(Small(4)), language(Small(4))
     run.round()
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))

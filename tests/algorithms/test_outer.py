@@ -133,7 +133,7 @@ def test_drop_in_weights_by_samples_and_averages_buffers() -> None:
         assert model.running_mean.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
 
 
-def test_drop_in_goes_on_from_its_state() -> None:
+def test_drop_in_resumes_from_its_state() -> None:
     def loop(diloco: DiLoCo, model: nn.Module, first: int, last: int) -> None:
         optimizer, data = torch.optim.SGD(model.parameters(), lr=0.05), regression(1)
         for step in range(first, last):

@@ -257,7 +257,7 @@ def test_a_residual_in_params_loses_nothing() -> None:
     [(None, 0.0), (Int8(block=8), 0.01), (Int4(block=8), 0.15), (TopK(chunk=16), 0.15)],
     ids=["fp32", "int8", "int4", "topk"],
 )
-def test_settling_is_the_mean(wire: Any, lost: float) -> None:
+def test_averaged_replicas_are_the_mean(wire: Any, lost: float) -> None:
     """In a lossy format the replicas' differences from the global parameters cross in at least 4
     bits a value, of which `lost` at most is lost: each worker's in its encoding, and as much of the
     sum in its own.
@@ -287,7 +287,7 @@ def test_settling_is_the_mean(wire: Any, lost: float) -> None:
     run.model(0)
 
 
-def test_settling_weighs_by_the_samples_of_the_round_that_was() -> None:
+def test_averaging_weighs_by_the_samples_of_the_round_that_was() -> None:
     """Replicas are weighted by the samples of the last round, not by those of the next, which the
     norm test has changed; this holds also in a resumed run.
     """
@@ -350,7 +350,7 @@ def test_a_state_is_for_the_same_feedback(other: dict[str, Any]) -> None:
         loops[1].load_state_dict(loops[0].state_dict())
 
 
-def test_the_last_round_settles() -> None:
+def test_the_last_round_averages_replicas() -> None:
     run = language_run(streaming=Streaming(fragments=3, tau=1))
     run.round()
     run.round(4, last=True)
@@ -373,18 +373,18 @@ def test_evaluation_is_at_the_global_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "apart",
+    "diverging",
     [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": TopK(chunk=16)}],
     ids=["streaming", "topk"],
 )
 @pytest.mark.parametrize("inner_state", ["keep", "mean", "reset"])
 def test_a_merge_finds_all_at_their_trainers_parameters(
-    apart: dict[str, Any], inner_state: Any
+    diverging: dict[str, Any], inner_state: Any
 ) -> None:
     run = language_run(
         num_trainers=2,
         workers_per_trainer=2,
-        **apart,
+        **diverging,
         batch=NormTest(eta=0.9),
         fates=MergeFates(inner_state=inner_state),
         guards=BatchGuards(initial=9, minimum=8, maximum=40),
@@ -461,7 +461,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
 @pytest.mark.parametrize(
     "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
 )
-def test_stopped_anywhere_it_goes_on_bit_for_bit(step: int, wire: Any, kept: Any) -> None:
+def test_stopped_anywhere_it_resumes_bit_for_bit(step: int, wire: Any, kept: Any) -> None:
     """Residuals, mixed parameters and diverged workers survive, also if a fragment is in flight."""
     settings = {
         "streaming": Streaming(fragments=2, tau=2),
@@ -776,17 +776,17 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("apart", "lost"),
+    ("diverging", "lost"),
     [
         ({"streaming": Streaming(tau=1, alpha=0.5)}, 0.0),
         ({"wire": TopK(chunk=2, density=0.5)}, 0.2),
     ],
     ids=["streaming", "topk"],
 )
-def test_drop_in_settles(apart: dict[str, Any], lost: float) -> None:
+def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> None:
     """In a lossy format differences of up to 4 cross in 4 bits a value."""
     models = [linear(), linear()]
-    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **apart)
+    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **diverging)
     for _ in range(2):
         for model, move in zip(models, (1.0, 2.0), strict=True):
             model.weight.data += move  # type: ignore[operator]

@@ -85,7 +85,7 @@ def test_workers_share_the_batches_of_an_evaluation(
     assert run.records[-1]["val_loss"] == pytest.approx(sum(losses) / 3)
 
 
-def test_it_goes_on_bit_for_bit_and_its_folder_is_read_by_the_commands(
+def test_it_resumes_bit_for_bit_and_its_folder_is_read_by_the_commands(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = adloco.train("diloco", problem=a_problem(), **settings | {"folder": tmp_path / "whole"})

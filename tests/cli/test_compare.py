@@ -113,7 +113,7 @@ def test_two_arms_from_training_to_the_page(
     ]
 
 
-def test_a_study_that_was_stopped_goes_on(common: list[str], tmp_path: Path) -> None:
+def test_a_study_that_was_stopped_resumes(common: list[str], tmp_path: Path) -> None:
     """Ctrl+C in the middle of the first run: it saves, and ends with what the other has, which is
     the same run and was never stopped.
     """

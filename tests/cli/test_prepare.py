@@ -183,7 +183,7 @@ def test_preparing_a_path_and_an_endless_stream(
         assert message in capsys.readouterr().err
 
 
-def test_a_streamed_run_goes_on_bit_for_bit(
+def test_a_streamed_run_resumes_bit_for_bit(
     dataset: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from adloco.run.training_run import TrainingRun

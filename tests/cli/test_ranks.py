@@ -199,7 +199,7 @@ def begin(words: list[str], stop_after: int) -> None:
         default=(),
     ),
 )
-def test_a_run_goes_on_from_disk_on_other_ranks(
+def test_a_run_resumes_from_disk_on_other_ranks(
     ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path
 ) -> None:
     """The losses equal those of a run that never stopped, in float32."""
@@ -285,7 +285,7 @@ TRAVELLING = [
     "--run.checkpoint_every",
     "2",
 ]
-"""Something is under way for 19 of 20 steps."""
+"""A transfer is in flight for 19 of 20 steps."""
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     "signal_number",
     cases({"ctrl c": (signal.SIGINT,), "kill": (signal.SIGKILL,)}, default=()),
 )
-def test_stopped_while_a_fragment_travels_it_goes_on_as_if_it_had_not(
+def test_stopped_while_a_fragment_travels_it_resumes_as_if_it_had_not(
     signal_number: int, small: list[str], tmp_path: Path, never_stopped: list[dict[str, Any]]
 ) -> None:
     """Ctrl+C lets the fragment arrive first; after a kill, the run resumes from its last

@@ -25,7 +25,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [without_timings(json.loads(line)) for line in lines]
 
 
-def test_it_begins_a_run_goes_on_with_it_and_ends_with_it(
+def test_it_begins_a_run_resumes_it_and_ends_with_it(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "run"

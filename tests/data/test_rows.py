@@ -123,7 +123,7 @@ def test_only_the_rows_asked_for_are_read(local: str) -> None:
     )
 
 
-def test_reading_goes_on_anywhere_without_opening_what_was_read(local: str) -> None:
+def test_reading_resumes_anywhere_without_opening_what_was_read(local: str) -> None:
     data = DataSettings(dataset=local, samples=28)
     (stage,) = stages(data)
     whole = list(open_rows(data, stage, TEXT, Position()))

@@ -76,7 +76,7 @@ def test_tokens_are_those_of_the_rows(words: list[str], folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3, 5])
-def test_a_preparation_that_is_cut_off_goes_on_to_the_same_bytes(
+def test_a_preparation_that_is_cut_off_resumes_to_the_same_bytes(
     chunks: int, folder: Path, tmp_path: Path
 ) -> None:
     whole = files(open_cache(settings(folder, tmp_path / "whole")))

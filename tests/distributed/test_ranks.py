@@ -178,7 +178,7 @@ MOVES = {
     ("source", "target", "kind"),
     cases(MOVES, default=("2 ranks to 4, streaming", "4 ranks to 2, sharded, plain")),
 )
-def test_a_checkpoint_goes_on_anywhere(
+def test_a_checkpoint_resumes_anywhere(
     source: tuple[int, int, int], target: tuple[int, int, int], kind: str
 ) -> None:
     """A run that stopped within a round, sharded or not, continues in one process and on other

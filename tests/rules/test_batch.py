@@ -61,8 +61,8 @@ def test_plug_in_grows_at_most_by_one_over_eta_squared(eta: float) -> None:
 
 @pytest.mark.parametrize(("eta", "noise_scale"), [(0.3, 50.0), (0.5, 200.0), (0.8, 300.0)])
 def test_fixed_points(eta: float, noise_scale: float) -> None:
-    """Plug-in settles at B (1 - eta^2) / eta^2, unbiased at B / eta^2, from below and from above,
-    up to the rounding up to whole samples.
+    """The plug-in batch stops at B (1 - eta^2) / eta^2, the unbiased one at B / eta^2, from below
+    and from above, up to the rounding up to whole samples.
     """
     for estimator, target in (
         ("plug-in", noise_scale * (1 - eta**2) / eta**2),

@@ -77,7 +77,7 @@ def words(small: list[str]) -> list[str]:
     return ["train", "diloco", *small, "--run.tokens", "4096", "--run.checkpoint_every", "2"]
 
 
-def test_a_run_goes_on_and_saves_when_there_is_room(
+def test_a_run_continues_and_saves_when_there_is_room(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

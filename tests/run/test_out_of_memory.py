@@ -89,7 +89,7 @@ FLAGS = ["ddp", "--batch.initial", "16", "--run.keep_checkpoints", "9", "--ranks
         default=("shards",),
     ),
 )
-def test_an_island_goes_on_with_smaller_micro_batches(
+def test_an_island_continues_with_smaller_micro_batches(
     island: list[str],
     limits: tuple[int, ...],
     by_hand: bool,

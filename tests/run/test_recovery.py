@@ -182,7 +182,7 @@ def test_a_checkpoint_of_another_version_is_not_set_aside(
         load_newest_good(tmp_path, OneProcess())
 
 
-def test_a_damaged_run_goes_on_bit_for_bit(
+def test_a_damaged_run_resumes_bit_for_bit(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The newest checkpoint is damaged, and a line of an earlier round is lost."""

@@ -14,7 +14,7 @@ from adloco.run.part_file import read_part, write_part
 from adloco.run.training_run import TrainingRun
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
+def test_training_continues_while_a_checkpoint_is_written(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round 3 ends while the checkpoint of round 2 waits to be written; that of round 4 waits."""

@@ -59,7 +59,7 @@ def test_a_run_begins_with_the_model_of_another(
     numbers = first_parts(run, "run")["algorithm"]
     assert (numbers["samples"], numbers["inner_steps"], numbers["rounds_done"]) == (0, 0, 0)
     optimizers = first_parts(run, "worker-0")["inner"]["optimizers"]
-    assert not any(optimizer["state"] for optimizer in optimizers), "optimizers begin anew"
+    assert not any(optimizer["state"] for optimizer in optimizers), "optimizers begin without state"
 
     environment = json.loads((run / "environment.json").read_text())
     origin = environment["from_run"]

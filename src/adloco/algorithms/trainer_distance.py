@@ -1,9 +1,9 @@
 """Estimates the distance between trainers without sending a model.
 
-Each trainer sends a sketch of its global parameters: each element is added to one of `BUCKETS` sums
-with a random sign. A sketch is linear, so that of a mean is the mean of the sketches, and its
+Each trainer sends a sketch of its global parameters: each element is added with a random sign to
+one of `BUCKETS` buckets. A sketch is linear, so that of a mean is the mean of the sketches, and its
 squared norm is that of the whole vector in expectation (AMS sketch: Alon, Matias and Szegedy,
-https://doi.org/10.1006/jcss.1997.1545). Sign and sum of an element follow from its index in the
+https://doi.org/10.1006/jcss.1997.1545). Sign and bucket of an element follow from its index in the
 whole model, so shards add up to the sketch of the whole, and placements agree.
 """
 
@@ -21,12 +21,13 @@ from adloco.distributed.placement.placement import Placement
 from adloco.rules.agreement import relative_distances
 
 BUCKETS = 257
-"""Sums of a sketch. The standard error of a norm is 1 / sqrt(2 x BUCKETS) of it, 4.4%. A prime, so
-that no row or column of a matrix has all its elements in one sum.
+"""Buckets of a sketch. The standard error of a norm is 1 / sqrt(2 x BUCKETS) of it, 4.4%. A prime,
+so that no row or column of a matrix has all its elements in one bucket.
 """
 BLOCK = 1024 * BUCKETS
-"""Elements after which the signs repeat, but all turned or not, and moved on by a number of sums:
-both are drawn for each block. If all blocks of a model are equal, the standard error is 6.2%.
+"""Elements after which the signs repeat, but all turned or not, and moved on by a number of
+buckets: both are drawn for each block. If all blocks of a model are equal, the standard error is
+6.2%.
 """
 
 
@@ -71,10 +72,10 @@ def sketch(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
     Args:
         tensors: The parameters of a model, in its order.
-        device: Where the sums are computed.
+        device: Place of the computation.
 
     Returns:
-        float64 sums, of shape (BUCKETS,).
+        float64 of shape (BUCKETS,).
     """
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=device)
     begin = 0
@@ -83,20 +84,20 @@ def sketch(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         while len(values):
             block, offset = divmod(index, BLOCK)
             piece, values = values[: BLOCK - offset], values[BLOCK - offset :]
-            total += _signed_sums(piece.to(device), block, offset)
+            total += _in_buckets(piece.to(device), block, offset)
             index += len(piece)
         begin += tensor.numel()
     return total
 
 
-def _signed_sums(values: Tensor, block: int, offset: int) -> Tensor:
-    """The sums of elements that are neighbours in a block and begin at an offset in it."""
+def _in_buckets(values: Tensor, block: int, offset: int) -> Tensor:
+    """The buckets of elements that are neighbours in a block and begin at an offset in it."""
     signed = values * _signs(values.device)[offset : offset + len(values)]
     even = len(signed) // BUCKETS * BUCKETS
-    sums = signed[:even].view(-1, BUCKETS).sum(0)
-    sums[: len(signed) - even] += signed[even:]
+    buckets = signed[:even].view(-1, BUCKETS).sum(0)
+    buckets[: len(signed) - even] += signed[even:]
     generator = random.Random(block)
-    return generator.choice((-1, 1)) * sums.roll(offset + generator.randrange(BUCKETS))
+    return generator.choice((-1, 1)) * buckets.roll(offset + generator.randrange(BUCKETS))
 
 
 @functools.cache

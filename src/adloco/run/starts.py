@@ -94,7 +94,7 @@ class Starts:
         self.lines: list[Start] = []
         """All starts and stops of the run."""
         self._folder = folder
-        self._under_way = False
+        self._training = False
         self._resumed: tuple[Point, Point] | None = None
         self._kind: Kind = "resume"
 
@@ -115,16 +115,16 @@ class Starts:
         self._resumed = at, Point(**{name: newest.get(name, 0) for name in names})
 
     def begin(self, here: Point) -> None:
-        """Record that training begins or continues, unless it is under way in this process."""
-        if not self._under_way:
+        """Record that training begins or continues, unless this process is training already."""
+        if not self._training:
             at, reached = self._resumed or (here, here)
             self.add(self._kind if self._resumed or self.lines else "begin", at, reached)
-            self._under_way, self._resumed = True, None
+            self._training, self._resumed = True, None
 
     def stop(self, here: Point) -> None:
         """Record that training ends, with a checkpoint from which it can continue."""
         self.add("stop", here, here)
-        self._under_way = False
+        self._training = False
 
     def add(self, kind: Kind, at: Point, reached: Point) -> None:
         """Append a line of this moment; without room for it, warn and continue.

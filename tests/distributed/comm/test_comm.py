@@ -28,7 +28,7 @@ def test_weighted_mean_and_bytes() -> None:
     mean = between.mean([first, second], [0.25, 0.75])
     assert [tensor.tolist() for tensor in mean] == [[4.0, -1.0], [[17.5]]]
     assert first[0].tolist() == [1.0, 2.0]
-    # Two workers hand over three float32 each.
+    # Two workers send three float32 each.
     assert traffic.between == 2 * 3 * 4
 
 
@@ -90,7 +90,7 @@ def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_worker_alone_hands_over_nothing() -> None:
+def test_a_worker_alone_sends_nothing() -> None:
     traffic = Traffic()
     value = torch.tensor([1 / 3])
     assert Comm(Islands(workers=[1], traffic=traffic)).mean([[value]], [1.0])[0].equal(value)

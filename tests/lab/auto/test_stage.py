@@ -108,7 +108,7 @@ def test_fragments_have_the_steps_that_they_need() -> None:
     assert lengths(list(reports))[-1] == (4, 4)
 
 
-def test_a_resumed_run_goes_on_undisturbed() -> None:
+def test_a_resumed_run_continues_undisturbed() -> None:
     whole = slow_run()
     expected = list(whole.rounds(5))
     clock = ClockOfThread()

@@ -116,7 +116,7 @@ def equal(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def test_the_run_goes_on_as_if_it_had_skipped_the_data() -> None:
+def test_the_run_continues_as_if_it_had_skipped_the_data() -> None:
     run, skipping = spiky_run(), spiky_run(options=[Spikes(on_spike="off")])
     list(run.rounds(CALM + 3))
     list(skipping.rounds(CALM))

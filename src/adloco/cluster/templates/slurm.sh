@@ -2,7 +2,7 @@
 #!/bin/bash
 # {{ summary }}
 #
-# Submit it with sbatch in a folder that all nodes see; submitted again, it goes on with the run.
+# Submit it with sbatch in a folder that all nodes see; submitted again, it resumes the run.
 # Options of sbatch before its name replace those below; settings of the run may follow it.
 #
 #SBATCH --job-name={{ name }}
@@ -26,7 +26,7 @@ export {{ variables }}
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
 # SLURM sends USR1 to this script before the time limit. TERM reaches every rank: they finish their
-# inner step, save together and end. The job is then queued again, and goes on with the run.
+# inner step, save together and end. The job is then queued again, and resumes the run.
 limit=
 trap 'limit=reached; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 

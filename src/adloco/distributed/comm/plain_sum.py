@@ -51,7 +51,7 @@ class PlainSum:
         device = local(like[0]).device if like else None
         norms_sq = torch.zeros(workers, dtype=torch.float64, device=device)
         self._like, self._islands, self._measured = like, islands, bool(given.origin)
-        self._sums: list[OrderedSum] = []
+        self._pieces: list[OrderedSum] = []
         self._buckets: list[tuple[bool, list[int], int, Tensor]] = []
         """(sharded, indices, elements, this rank's slice of the sum) of each bucket."""
         sent_bytes = 0
@@ -79,18 +79,18 @@ class PlainSum:
         self, pieces: Iterable[Tensor], sharded: bool, pool: BufferPool, overlapped: bool
     ) -> None:
         for terms in pieces:
-            name = ("received", sharded, len(self._sums))
+            name = ("received", sharded, len(self._pieces))
             memory = functools.partial(pool.rows, name, dtype=terms.dtype, device=terms.device)
-            self._sums.append(OrderedSum(terms, terms[0], self._islands, memory))
+            self._pieces.append(OrderedSum(terms, terms[0], self._islands, memory))
             if not overlapped:  # This piece is sent while the next one is filled.
-                self._sums[-1].exchange()
+                self._pieces[-1].exchange()
 
     def transfer(self) -> None:
-        for piece in self._sums:
+        for piece in self._pieces:
             piece.exchange()
-        for piece in self._sums:
+        for piece in self._pieces:
             piece.add_up()
-        for piece in self._sums:
+        for piece in self._pieces:
             piece.finish()
         if self._measured and self._islands.me == 0:
             self.stats.total_sq = sum(

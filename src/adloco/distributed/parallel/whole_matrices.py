@@ -73,7 +73,7 @@ class MatrixOwners:
         _overlap(self._turn(work, turn) for turn in zip_longest(*stacks, fillvalue=[]))
 
     def _turn(self, work: MatrixWork, stacks: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Do the work on one stack of each owner; yield while transfers are under way.
+        """Do the work on one stack of each owner; yield while transfers are in flight.
 
         stacks: Indices of matrices, for each shard of the first replica, then of the next one.
         """
