@@ -87,8 +87,10 @@ class NamedModel:
             if from_type:
                 config = CONFIG_MAPPING[self.name](**sizes)
             else:
-                with hub_asked(self.name):
-                    config = AutoConfig.from_pretrained(self.name, trust_remote_code=False, **sizes)
+                # The hub was asked above, so its file is here.
+                config = AutoConfig.from_pretrained(
+                    self.name, trust_remote_code=False, local_files_only=True, **sizes
+                )
         except Exception as error:
             # Values of wrong types, or sizes that do not fit together.
             raise ValueError(
