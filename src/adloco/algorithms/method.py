@@ -152,8 +152,7 @@ class GradientTest:
 
     groups: int = 4
     """Groups of samples into which a worker splits the batch of a test step, over all its ranks; a
-    multiple of this number if it accumulates more micro-batches. Unbiased inner-product tests need
-    a multiple of 4."""
+    multiple of this number if it accumulates more micro-batches."""
     steps: int = 4
     """Test steps of each round. Several tell |G|^2 more precisely than one, and how precisely it is
     known. Each takes as much longer as splitting its batch into groups does (on a CPU, with a small

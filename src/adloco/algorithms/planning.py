@@ -142,8 +142,8 @@ def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: i
     # A test step has a multiple of test_groups as its number of groups, or one for each sample.
     require(
         test_groups % rule.fewest_groups == 0 or rule.fewest_groups <= 2,
-        f"test.groups must be a multiple of {rule.fewest_groups} for this batch rule, or its "
-        f"estimator must be plug-in; got {test_groups}",
+        f"test.groups must be a multiple of {rule.fewest_groups} for this batch rule with these "
+        f"settings of [batch], got {test_groups}",
     )
     smallest = smallest_share(rule.fewest_groups, ranks)
     needed = math.ceil(smallest / ranks)

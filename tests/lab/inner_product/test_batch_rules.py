@@ -56,7 +56,7 @@ def test_groups() -> None:
         ),
         (
             lambda: make_run(batch=InnerProductTest(), test_groups=6),
-            r"test\.groups must be a multiple of 4 for this batch rule, .*; got 6",
+            r"test\.groups must be a multiple of 4 for this batch rule with .*, got 6",
         ),
     ],
 )

@@ -29,9 +29,9 @@ class InnerProductTest:
     theta: float = 0.9
     """Tolerated relative error of the gradient's length along the true gradient."""
     estimator: Estimator = "unbiased"
-    """Estimator of |G|^2 and Var<g_i, G>. unbiased: needs at least four samples per worker;
-    plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
-    Var<g_i, G>."""
+    """Estimator of |G|^2 and Var<g_i, G>. unbiased: inner-product tests need at least four samples
+    per worker, and test.groups a multiple of 4; plug-in: from the mean gradient, whose own noise
+    adds S/b to |G|^2 and about tr(Sigma^2)/b to Var<g_i, G>."""
 
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
 
@@ -66,9 +66,9 @@ class AugmentedInnerProductTest:
     nu: float = 5.84
     """Tolerated relative error orthogonal to the true gradient."""
     estimator: Estimator = "unbiased"
-    """Estimator of |G|^2 and Var<g_i, G>. unbiased: needs at least four samples per worker;
-    plug-in: from the mean gradient, whose own noise adds S/b to |G|^2 and about tr(Sigma^2)/b to
-    Var<g_i, G>."""
+    """Estimator of |G|^2 and Var<g_i, G>. unbiased: inner-product tests need at least four samples
+    per worker, and test.groups a multiple of 4; plug-in: from the mean gradient, whose own noise
+    adds S/b to |G|^2 and about tr(Sigma^2)/b to Var<g_i, G>."""
 
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
 
