@@ -75,6 +75,32 @@ def trained(worker: int, steps: list[int], fresh_at: int = -1) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in model.parameters()])
 
 
+def reading_late(**changes: Any) -> AdLoCo:
+    """A run that reads the numbers of a step one step later, as on a GPU."""
+    run = make_run(**changes)
+    for worker in run.workers.values():
+        worker.reads_late = True
+    return run
+
+
+def test_numbers_that_are_read_a_step_late_change_nothing() -> None:
+    limits: dict[str, Any] = {"max_grad_norm": 0.5, "inner": momentum, "batch": NormTest()}
+    late, plain = reading_late(**limits), make_run(**limits)
+    for first, second in zip(late.rounds(3), plain.rounds(3), strict=True):
+        assert first.train_loss == second.train_loss
+    torch.testing.assert_close(params_of(late), params_of(plain), rtol=0, atol=0)
+
+
+def test_a_step_that_is_not_finite_is_named_though_it_is_read_late() -> None:
+    """The last step of the round too, which is read before the sync."""
+    for steps in (3, 2):
+        late = reading_late(
+            data=spoilt(), inner=momentum, guards=BatchGuards(initial=8), sync_every=steps
+        )
+        with pytest.raises(NonFiniteLossError, match="loss is nan in .*worker 1.*inner step 2"):
+            late.round()
+
+
 @pytest.mark.parametrize(
     ("choice", "second", "counted"),
     [

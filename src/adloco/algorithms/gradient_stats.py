@@ -76,7 +76,8 @@ class NormMeasurement:
 
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
         losses, own = MeasuredStep(plan=plan, passes=passes, engine=engine).with_norms()
-        mean_norm_sq, *norms_sq = engine.sum([engine.norm_sq_part(), *own])
+        numbers = engine.sum_on_device([engine.norm_sq_part(), *own])
+        mean_norm_sq, *norms_sq = numbers.tolist()  # Waits for the device, once.
         return losses, group_moments(plan.micro_batches, norms_sq, mean_norm_sq)
 
 
@@ -100,7 +101,7 @@ class MeasuredStep:
 
     def with_norms(
         self, during: Callable[[int], AbstractContextManager[None]] = lambda group: nullcontext()
-    ) -> tuple[Tensor, list[float]]:
+    ) -> tuple[Tensor, list[Tensor | float]]:
         """Compute the step's gradients.
 
         Args:
@@ -128,6 +129,6 @@ class MeasuredStep:
         """The share of the worker's samples that a group has."""
         return self.plan.micro_batches[group] / self.plan.worker_batch
 
-    def zeros(self) -> list[float]:
+    def zeros(self) -> list[Tensor | float]:
         """A zero for each group. Other ranks' groups stay zero until all ranks' are added up."""
         return [0.0] * len(self.plan.micro_batches)

@@ -83,17 +83,23 @@ class Worker:
         self.round = WorkerRound()
         self.halving = Halving(settings.device)
         self._settings = settings
+        self.reads_late = (
+            settings.device.type != "cpu" and settings.execution.on_nonfinite == "stop"
+        )
+        """True to read a step's numbers from the device while it computes the next step. Other
+        answers to a number that is not finite come before the step."""
+        self._unread: list[Tensor] = []
         self._drops = uses_dropout(model)
         self.engine = engine
 
     def begin_round(self) -> None:
         """Clear the numbers of the last round."""
-        self.round = WorkerRound()
+        self.round, self._unread = WorkerRound(), []
 
     @property
     def inner_step(self) -> int:
         """Inner steps that it has taken in the round."""
-        return len(self.round.losses)
+        return len(self.round.losses) + len(self._unread)
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Take inner steps until the round has `until` of them, or until `halted` is set.
@@ -113,6 +119,7 @@ class Worker:
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         while self.inner_step < until and not stopping:
             stopping = self._step(task, halted)
+        self._read(task, all_but=0)
         if (
             1
             < task.inner_steps
@@ -151,16 +158,11 @@ class Worker:
         measured = self._settings.max_grad_norm > 0 or not stops
         norm_sq = self.engine.norm_sq_part() if measured else 0.0
         # One reduction for all three, because each takes a round trip between the island's ranks.
-        loss, norm_sq, halting = self.engine.sum(
-            [float(parts.double().sum()), norm_sq, float(halted.is_set())]
-        )
-        if math.isfinite(loss) and math.isfinite(norm_sq):
-            self._update(math.sqrt(norm_sq))
-        elif stops:
-            what = "norm of the gradient" if math.isfinite(loss) else "loss"
-            value = math.sqrt(norm_sq) if math.isfinite(loss) else loss
-            place = task.place(self.id, self.inner_step + 1)
-            raise NonFiniteLossError(f"{what} is {value} in {place}; {ADVICE}")
+        numbers = self.engine.sum_on_device([parts.double().sum(), norm_sq, halted.is_set()])
+        self._unread.append(numbers)
+        halting = self._read(task, all_but=int(self.reads_late))
+        if stops or bool(numbers.isfinite().all()):
+            self._update(numbers[1].sqrt())
         else:
             self.round.moments = moments
             copy_all(statistics, self._statistics)
@@ -168,10 +170,25 @@ class Worker:
         self._drop_gradients()  # A sync needs their memory.
         self.position += plan.worker_batch
         self.round.samples += plan.worker_batch
-        self.round.losses.append(loss)
-        return halting > 0
+        return halting
 
-    def _update(self, norm: float) -> None:
+    def _read(self, task: RoundTask, all_but: int) -> bool:
+        """Read the numbers of steps but the newest; True if any rank was told to halt."""
+        halting = False
+        while len(self._unread) > all_but:
+            loss, norm_sq, halt = self._unread[0].tolist()
+            finite = math.isfinite(loss) and math.isfinite(norm_sq)
+            if self._settings.execution.on_nonfinite == "stop" and not finite:
+                what = "norm of the gradient" if math.isfinite(loss) else "loss"
+                value = math.sqrt(norm_sq) if math.isfinite(loss) else loss
+                place = task.place(self.id, len(self.round.losses) + 1)
+                raise NonFiniteLossError(f"{what} is {value} in {place}; {ADVICE}")
+            del self._unread[0]
+            self.round.losses.append(loss)
+            halting |= halt > 0
+        return halting
+
+    def _update(self, norm: Tensor) -> None:
         """Clip the gradients, whose norm this is, and step."""
         if self._settings.max_grad_norm > 0:
             clip(self.replica.params, norm, self._settings.max_grad_norm)
@@ -309,7 +326,7 @@ class Worker:
         """Continue from `numbers`."""
         self.stream, self.position = numbers["stream"], numbers["position"]
         self.halving.limit = numbers["halved_to"]
-        self.round = WorkerRound.from_state(numbers["round"])
+        self.round, self._unread = WorkerRound.from_state(numbers["round"]), []
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:
         """Set the tensors of the state to copies of those of `tensors`."""

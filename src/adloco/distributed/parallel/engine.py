@@ -22,7 +22,7 @@ from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
     Transform,
     gradients,
-    squared_norm,
+    squared_norm_on_device,
     trainable,
 )
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
@@ -101,13 +101,13 @@ class Engine(ABC):
             block: The part of it.
         """
 
-    def norm_sq_part(self) -> float:
-        """This rank's part of the squared norm of the reduced gradient.
+    def norm_sq_part(self) -> Tensor:
+        """This rank's part of the squared norm of the reduced gradient, a float64 scalar.
 
         The parts of the island's ranks add up to the squared norm.
         """
         # Each replica has all of its part.
-        return squared_norm(gradients(self._parameters)) / self.replicas
+        return squared_norm_on_device(gradients(self._parameters)) / self.replicas
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Add up each number over the island, in float64.
@@ -115,6 +115,20 @@ class Engine(ABC):
         Every rank of the island gets the same bits.
         """
         return self._island.sum(numbers) if self._island else list(numbers)
+
+    def sum_on_device(self, numbers: Sequence[Tensor | float]) -> Tensor:
+        """`sum` of scalars, some of them on a device, which is not waited for."""
+        device = self._parameters[0].device
+        # Filled on the device: a copy from host memory would wait for it.
+        own = torch.stack(
+            [
+                number.double().to(device)
+                if isinstance(number, Tensor)
+                else torch.full((), number, dtype=torch.float64, device=device)
+                for number in numbers
+            ]
+        )
+        return self._island.sum_on_device(own) if self._island else own
 
     def average(self, buffers: Sequence[Tensor]) -> None:
         """Set tensors that each rank has updated on its own to their mean over the island."""
@@ -144,10 +158,14 @@ class IslandGroup:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Add up each number over the island, in float64."""
-        total = torch.tensor(list(numbers), dtype=torch.float64, device=self.mesh.device_type)
-        dist.all_reduce(total, group=self.group)
-        self.traffic.inside += num_bytes([total])
-        return [float(number) for number in total.tolist()]
+        own = torch.tensor(list(numbers), dtype=torch.float64, device=self.mesh.device_type)
+        return [float(number) for number in self.sum_on_device(own).tolist()]
+
+    def sum_on_device(self, own: Tensor) -> Tensor:
+        """Add up each element over the island, in place."""
+        dist.all_reduce(own, group=self.group)
+        self.traffic.inside += num_bytes([own])
+        return own
 
     @torch.no_grad()
     def average(self, buffers: Sequence[Tensor]) -> None:

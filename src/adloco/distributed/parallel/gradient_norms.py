@@ -33,24 +33,33 @@ def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """Sum of squares of all elements (of sharded tensors, those on this rank), in float64."""
+    return float(squared_norm_on_device(list(tensors)))
+
+
+def squared_norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
+    """`squared_norm` as a scalar on the tensors' device, which is not waited for."""
     shards = [local(tensor).detach() for tensor in tensors]
     if not shards:
-        return 0.0
+        return torch.zeros((), dtype=torch.float64)
     return _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2))
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[Tensor], norm: float, max_norm: float) -> None:
-    """Scale gradients down so that their norm is at most max_norm.
+def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients down so that their norm is at most max_norm; no device is waited for.
 
     Args:
         parameters: Their `.grad` is scaled in place.
-        norm: The norm that the gradients have now.
+        norm: The norm that the gradients have now, a float64 scalar on their device.
         max_norm: The largest norm that they may have.
     """
-    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if norm > max_norm and gradients:
-        torch._foreach_mul_(gradients, max_norm / norm)
+    if norm.device.type == "cpu" and norm <= max_norm:
+        return  # It costs nothing to look there, and saves a pass over the gradients.
+    factor = (max_norm / norm).clamp(max=1.0)
+    for gradient in gradients(parameters):
+        own = local(gradient)
+        # In bf16 the factor itself would be rounded to 8 bits.
+        own.copy_(own.to(torch.promote_types(own.dtype, torch.float32)) * factor)
 
 
 def squares(tensor: Tensor) -> Tensor:
@@ -74,8 +83,8 @@ class GradientSums:
         """Add a scalar tensor, without waiting for its device."""
         self._parts.append(part)
 
-    def take(self) -> float:
-        """The sum since the last call, in float64."""
+    def take(self) -> Tensor:
+        """The sum since the last call, a float64 scalar on the device."""
         total, self._parts = _total(self._parts), []
         return total
 
@@ -135,6 +144,5 @@ def _watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], None]) -
             handle.remove()
 
 
-def _total(parts: Sequence[Tensor]) -> float:
-    # One transfer from the device in place of one for each tensor.
-    return float(torch.stack(list(parts)).sum()) if parts else 0.0
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=torch.float64)

@@ -80,7 +80,7 @@ class ProductStep(MeasuredStep):
         self._average_even(even)
         rows = [own, *self._inner_products(even)]
         numbers = [self.engine.norm_sq_part(), *itertools.chain(*rows)]
-        mean_norm_sq, *gathered = self.engine.sum(numbers)
+        mean_norm_sq, *gathered = self.engine.sum_on_device(numbers).tolist()
         samples = self.plan.micro_batches
         count = len(samples)
         norms_sq, *products = (gathered[at : at + count] for at in range(0, len(gathered), count))
@@ -91,7 +91,7 @@ class ProductStep(MeasuredStep):
         )
         return losses, group_moments(samples, norms_sq, mean_norm_sq, inner_variance)
 
-    def _inner_products(self, even: Sequence[Tensor]) -> list[list[float]]:
+    def _inner_products(self, even: Sequence[Tensor]) -> list[list[Tensor | float]]:
         """<g_j, gbar> of this rank's groups, and <g_j, even> if `even` is not empty.
 
         It takes a second pass over the groups, and memory for one more copy of the gradients.
