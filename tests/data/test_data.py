@@ -11,6 +11,7 @@ import torch
 from adloco import TensorSource
 from adloco.data.corpus import load_corpus
 from adloco.data.data_settings import DataSettings
+from adloco.data.files import cache_folder
 from adloco.data.order import StreamOrder
 from adloco.data.sources import TokenSource
 from adloco.data.token_cache import open_cache
@@ -164,3 +165,19 @@ def test_cache_is_written_once_and_keyed_by_content_and_tokenizer(tmp_path: Path
     assert open_cache(data).folder != first.folder
     assert not list((tmp_path / "cache").glob(".writing-*"))
     assert json.loads((first.folder / "meta.json").read_text())["dtype"] == "uint16"
+
+
+@pytest.mark.parametrize(
+    ("given", "shared", "expected"),
+    [
+        ("", "/shared/cache", "/shared/cache/adloco"),
+        ("", "relative", "HOME/.cache/adloco"),
+        ("", "", "HOME/.cache/adloco"),
+        ("~/mine", "/shared/cache", "HOME/mine"),
+    ],
+)
+def test_caches_are_where_the_setting_or_the_environment_says(
+    given: str, shared: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", shared)
+    assert cache_folder(given) == Path(expected.replace("HOME", str(Path.home())))

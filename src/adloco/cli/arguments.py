@@ -23,7 +23,7 @@ COMMON_SETTINGS = {
     "run.folder": "folder of the run's files",
     "run.seed": "seed of the parameters and of the data's order",
     "run.device": "auto, cpu, cuda, cuda:1, ...",
-    "data.path": "text file, or folder of text files",
+    "data.path": "text, jsonl or parquet file, or a folder of them",
     "data.dataset": "Hugging Face dataset, by hub id or folder",
     "data.tokenizer": "bytes, bpe:SIZE or a Hugging Face one",
     "data.context_tokens": "length of a sample",

@@ -78,8 +78,10 @@ class DataSettings:
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
     spread evenly over the rows, or, if a path has too few rows for one, of the end of each.
     """
-    cache: str = setting("~/.cache/adloco", resume="free", of_rank=True)
-    """Folder of the caches: tokenised text, and results of adloco probe."""
+    cache: str = setting("", resume="free", of_rank=True)
+    """Folder of the caches: tokenised text, and results of adloco probe. Empty: adloco in the
+    folder that XDG_CACHE_HOME names, or ~/.cache/adloco without that variable.
+    """
 
     def __post_init__(self) -> None:
         # 1 is for problems from Python, whose samples need not be texts (`require_context`).

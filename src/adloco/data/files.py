@@ -1,5 +1,6 @@
 """The data files at a path, each with the reader for its suffix."""
 
+import os
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def expanded(path: str) -> Path:
         raise ValueError(
             f"the home folder that {path!r} begins with is not known; write the whole path"
         ) from error
+
+
+def cache_folder(path: str) -> Path:
+    """The folder of the caches for a value of data.cache.
+
+    The standard of XDG_CACHE_HOME says that a path that is not absolute is no value.
+    """
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return expanded(path or f"{shared if Path(shared).is_absolute() else '~/.cache'}/adloco")
 
 
 def data_files(path: Path, text_column: str) -> list[DataFile]:

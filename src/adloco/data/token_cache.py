@@ -20,7 +20,7 @@ from adloco.data.corpus import Corpus, load_corpus
 from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import corpus_feed, dataset_feed
-from adloco.data.files import expanded
+from adloco.data.files import cache_folder
 from adloco.data.hub import local_fingerprint
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
@@ -156,9 +156,9 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
     corpus = None if data.dataset else load_corpus(data)
     content = _corpus_key(corpus) if corpus else ""
     named = data.tokenizer if tokenizer is None or (own and not corpus) else tokenizer.fingerprint()
+    cache = cache_folder(data.cache)
     folder = (
-        expanded(data.cache)
-        / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
+        cache / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
     )
     feed = corpus_feed(corpus) if corpus else dataset_feed(data)
     try:
@@ -173,8 +173,8 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
         )
     except OSError as error:
         raise ValueError(
-            f"data.cache {data.cache!r} cannot be written ({error.strerror}); use another folder "
-            "(recipe section [data])"
+            f"data.cache {data.cache or str(cache)!r} cannot be written ({error.strerror}); use "
+            "another folder (recipe section [data])"
         ) from error
     return TokenCache(data, store, content, corpus.skipped if corpus else None)
 

@@ -19,7 +19,7 @@ import torch
 from pydantic import TypeAdapter
 
 from adloco.config.recipe_text import to_values
-from adloco.data.files import expanded
+from adloco.data.files import cache_folder
 from adloco.errors import OutOfMemoryError, require
 from adloco.models.source import num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
@@ -55,7 +55,7 @@ def probe(opened: Opened, *, again: bool = False) -> Probe:
         ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
     """
     recipe, placement = opened.recipe, opened.placement
-    file = expanded(recipe.data.cache) / "probes" / f"{_key(opened)}.json"
+    file = cache_folder(recipe.data.cache) / "probes" / f"{_key(opened)}.json"
     known = placement.agree("" if again else _text(file))
     with suppress(ValueError):  # Nothing, or damaged.
         return replace(TypeAdapter(Probe).validate_json(known), cached=True)
