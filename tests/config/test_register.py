@@ -155,6 +155,20 @@ def test_a_flag_for_a_setting_of_the_users_own() -> None:
     assert recipe.batch.every_samples == 7  # type: ignore[attr-defined]
 
 
+def test_a_rule_in_the_working_folder_is_found_behind_all_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for the installed program, whose path begins with its own folder."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    Path("rules_in_the_working_folder.py").write_text(RULES)
+    values = {"batch": {"rule": "rules_in_the_working_folder:Doubling"}}
+    assert build_recipe(values).batch.every_samples == 100  # type: ignore[attr-defined]
+    assert sys.path[-1] == str(here)
+
+
 @pytest.mark.parametrize(
     ("rule", "others", "message"),
     [
