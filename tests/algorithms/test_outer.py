@@ -166,6 +166,18 @@ def test_refusal() -> None:
         ValueError, match="models must have one model for each of the 3 workers here, got 1"
     ):
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)
+    with pytest.raises(ValueError, match=r"got 0.5; write outer=adloco.OuterOptimizer\(lr=0.5\)"):
+        DiLoCo(linear(), outer=0.5, sync_every=1)  # type: ignore[arg-type]
+
+
+def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:
+    """By hand: a pseudo-gradient of 1, then v = 1 and a step of 0.7 (1 + 0.9 v) = 1.33."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 5.0)
+    diloco = DiLoCo(model, sync_every=1)
+    nn.init.constant_(model.weight, 4.0)
+    diloco.step()
+    assert model.weight.item() == pytest.approx(5 - 1.33)
 
 
 @pytest.mark.parametrize("momentum", [None, 0.0, 0.9, 1.0, 1, -0.1, "0.9", True])

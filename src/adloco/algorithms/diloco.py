@@ -7,7 +7,7 @@ from torch import nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all
-from adloco.algorithms.optimizers import OuterFactory
+from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.placement import OneProcess, Placement
@@ -28,6 +28,8 @@ class DiLoCo:
         models: The replicas in this process, one for each worker that lives here. Their inner
             optimizers are yours.
         outer: Builds the outer optimizer; None: the workers' mean becomes the global parameters.
+            By default it is that of the paper: SGD with a rate of 0.7 and a Nesterov momentum of
+            0.9.
         sync_every: H, the inner steps of a round.
         wire: Wire format of pseudo-gradients; None: they are sent uncompressed.
         feedback: What becomes of what the wire format leaves unsent; None: `Feedback()`.
@@ -46,7 +48,7 @@ class DiLoCo:
         self,
         models: nn.Module | Sequence[nn.Module],
         *,
-        outer: OuterFactory | None,
+        outer: OuterFactory | None = OuterOptimizer(),  # noqa: B008 (it is frozen)
         sync_every: int,
         wire: WireFormat | None = None,
         feedback: Feedback | None = None,

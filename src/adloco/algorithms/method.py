@@ -217,6 +217,14 @@ class Syncing:
     memory: OuterMemory = field(default_factory=OuterMemory)
     """Place and data type of the global parameters."""
 
+    def __post_init__(self) -> None:
+        rate = self.outer if isinstance(self.outer, float) else 0.7
+        require(
+            self.outer is None or callable(self.outer),
+            "outer must build the outer optimizer, or be None for the mean of the workers, got "
+            f"{self.outer!r}; write outer=adloco.OuterOptimizer(lr={rate})",
+        )
+
     @property
     def difference_wire(self) -> WireFormat | None:
         """Wire format of differences where no later sync makes up for a loss: diverged replicas'
