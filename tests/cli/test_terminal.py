@@ -4,12 +4,13 @@ import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from adloco.cli.main import main
-from adloco.cli.terminal import Printable, open_console, printable
+from adloco.cli.terminal import Printable, open_console, print_whole, printable
 
 HOSTILE = "[bold]a[/x] :smile: \x1b[31mred\x1b]0;title\x1b\\ \x9b2Jend\x08\udcff\u202e"
 """Wrong markup, an emoji's name, colours, a window's title, a cleared screen, an erased character,
@@ -51,6 +52,27 @@ def test_a_hostile_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     error = capsys.readouterr().err
     assert "[bold]a[red has no finished round to report" in error
     assert printable(error) == error
+
+
+@pytest.mark.parametrize(
+    ("terminal", "width", "expected"),
+    [
+        (True, 80, ["name", "loss"]),
+        (True, 20, ["name"]),
+        (False, 20, ["name", "loss", "age"]),
+    ],
+)
+def test_columns_go_before_a_name_is_broken(
+    terminal: bool, width: int, expected: list[str]
+) -> None:
+    """With its margins the name takes 68 columns, the loss 8 and the age 7, which is 83 in all."""
+    row = {"name": "a-name/" + 59 * "x", "loss": "1.2345", "age": "3 min"}
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=width, color_system=None)
+    print_whole(console, [row], names={"name"}, least=("age", "loss"))
+    heading, line = out.getvalue().splitlines()
+    assert heading.split() == expected
+    assert line.split() == " ".join(row[column] for column in expected).split()
 
 
 def test_a_printed_recipe_has_escapes_for_what_cannot_be_seen(

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco.cli.arguments import Command, argument
-from adloco.cli.terminal import open_console, table_of
+from adloco.cli.terminal import open_console, print_whole
 from adloco.errors import require
+
+LEAST = ("failures", "age", "sent", "recipe", "tokens", "loss", "state")
+"""The columns that a narrow terminal leaves out, the first ones first."""
 
 
 @dataclass(kw_only=True)
@@ -29,21 +32,20 @@ class Runs(Command):
             f"{str(folder)!r} holds no runs; begin one with: adloco train --run.folder "
             f"{folder}/NAME",
         )
-        table = table_of(
-            *("run", "recipe", "state", "tokens", "loss", "sent", "failures", "age"), names=3
-        )
-        for each in found:
-            table.add_row(
-                str(each.folder.relative_to(folder)) if each.folder != folder else str(folder),
-                each.recipe,
-                each.state,
-                f"{each.tokens:,}",
-                "-" if each.loss is None else f"{each.loss:.4f}",
-                f"{each.bytes_communicated / 1e6:,.1f} MB",
-                "-" if each.interruptions is None else str(each.interruptions),
-                _age(time.time() - each.changed),
-            )
-        open_console().print(table)
+        rows = [
+            {
+                "run": str(each.folder.relative_to(folder) if each.folder != folder else folder),
+                "recipe": each.recipe,
+                "state": each.state,
+                "tokens": f"{each.tokens:,}",
+                "loss": "-" if each.loss is None else f"{each.loss:.4f}",
+                "sent": f"{each.bytes_communicated / 1e6:,.1f} MB",
+                "failures": "-" if each.interruptions is None else str(each.interruptions),
+                "age": _age(time.time() - each.changed),
+            }
+            for each in found
+        ]
+        print_whole(open_console(), rows, names=("run", "recipe", "state"), least=LEAST)
         return 0
 
 

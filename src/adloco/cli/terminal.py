@@ -5,7 +5,7 @@ markup, and it cannot control the terminal.
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +69,38 @@ def table_of(*columns: str, names: int = 0) -> Table:
     for column in columns[names:]:
         table.add_column(column, justify="right")
     return table
+
+
+def print_whole(
+    console: Console,
+    rows: Sequence[Mapping[str, str]],
+    *,
+    names: Collection[str],
+    least: Sequence[str],
+) -> None:
+    """Print a table in which no cell is broken. Columns that a terminal has no room for are left
+    out; elsewhere all are printed.
+
+    Args:
+        console: Where to print.
+        rows: The cells of each row, by the name of their column.
+        names: The columns that hold names, and not numbers.
+        least: The columns that may be left out, in this order.
+    """
+    columns, leaving = list(rows[0]), list(least)
+    while True:
+        table = Table(box=None)
+        for column in columns:
+            table.add_column(column, justify="left" if column in names else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[column] for column in columns))
+        unlimited = console.options.update(max_width=sys.maxsize)
+        width = console.measure(table, options=unlimited).maximum
+        if width <= console.width or not console.is_terminal or not leaving:
+            break
+        columns.remove(leaving.pop(0))
+    console.width = max(console.width, width)
+    console.print(table)
 
 
 def print_error(sentence: str, speaker: str = "adloco") -> None:
