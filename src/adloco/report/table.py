@@ -27,6 +27,12 @@ class Table:
     columns: list[str]
     rows: list[list[Cell]]
 
+    @property
+    def words(self) -> list[bool]:
+        """True for each column that holds words, which may be wrapped, and no numbers."""
+        firsts = [cell.text[:1] for cell in self.rows[0]] if self.rows else self.columns
+        return [not (first.isdigit() or first in "+-") for first in firsts]
+
 
 def table_of(
     title: str, note: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
