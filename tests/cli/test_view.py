@@ -55,6 +55,8 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
         "used batch",
         "4 clipped",
         "noise scale",
+        "noise scale: the batch in which",
+        "micro x steps: samples at once",
         "1 (merged)",
         "learning rate",
         "bpb",
@@ -288,6 +290,11 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
     each = parameters * (128 + 2) / 256 / 1e6
     assert lines[2].endswith(f"sends {each:,.1f} MB per worker; each merge sends more")
+    assert lines[3].startswith("each trainer trains a model of its own, until several merge")
+    assert lines[4].startswith("the batch follows the gradient")
+    settings, _ = take_settings([*small, "--run.folder", f"{run.folder}-diloco"])
+    plain = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
+    assert len(opening_lines(plain)) == 3
     run.algorithm.trainers[0].worker_ids = [0, 1]  # As after a merge, or from 3 after a failure.
     del run.algorithm.trainers[1]
     lines = opening_lines(run)

@@ -34,6 +34,10 @@ from adloco.run.training_run import TrainingRun
 
 EVENTS_SHOWN = 4
 SIGNS_SHOWN = 2
+LEGEND = (
+    "micro x steps: samples at once, and how often in one inner step; noise scale: the batch in "
+    "which noise and signal of the gradient are equal"
+)
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_COLUMNS = 32
 
@@ -104,7 +108,8 @@ class LiveView:
         last = self._last
         if last is None:
             return [Text("first round running ...", style="dim")]
-        return [self._losses(last), self._trainers(last), self._traffic(last)]
+        trainers, legend = self._trainers(last), Text(LEGEND, style="dim")
+        return [self._losses(last), trainers, legend, self._traffic(last)]
 
     def _warnings(self) -> list[Text]:
         """The latest warnings, and how many there were before them."""

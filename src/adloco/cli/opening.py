@@ -15,7 +15,7 @@ from adloco.run.training_run import TrainingRun
 
 
 def opening_lines(run: TrainingRun) -> list[str]:
-    """Three lines about a run that begins or continues."""
+    """Up to five lines about a run that begins or continues: numbers, and what will happen."""
     sizes = _sizes(run)
     workers = f"{span(sizes)} worker{'s' if max(sizes) > 1 else ''}"
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
@@ -26,6 +26,7 @@ def opening_lines(run: TrainingRun) -> list[str]:
         f"{workers}; on {device}",
         _budget(run),
         *filter(None, [_sent(run)]),
+        *_explained(run),
     ]
 
 
@@ -104,6 +105,22 @@ def _sent(run: TrainingRun) -> str:
     else:
         rest = "" if rounds is None else f", at most {shown(each * rounds)} in all"
     return f"{begin} {shown(each)} per worker{rest}"
+
+
+def _explained(run: TrainingRun) -> list[str]:
+    """What AdLoCo does and the other methods do not."""
+    lines = []
+    if _merges(run):
+        lines.append(
+            "each trainer trains a model of its own, until several merge into one whose workers "
+            "sync after every round"
+        )
+    if run.recipe.batch_cap is not None:
+        lines.append(
+            "the batch follows the gradient: the more its samples differ, the more of them the "
+            "next steps take"
+        )
+    return lines
 
 
 def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:
