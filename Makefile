@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 # Versions to install; empty: the newest of everything. CI also installs constraints-lowest.txt.
 CONSTRAINTS := constraints-cpu.txt
-# Recipe or flags for `make train`, for instance ARGS="diloco --run.seed 1"; flags for `make bench`.
+# What `make train` trains, for instance ARGS="adloco --run.seed 1"; flags for `make bench`.
 ARGS ?=
 
 .PHONY: install train bench test test-all removable without-lab without-elastic check docs format dist lowest newest clean
@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 train: install
-	$(VENV)/bin/adloco train $(ARGS)
+	$(VENV)/bin/adloco train $(or $(ARGS),diloco)
 
 # Measures adloco beside bare loops and other libraries, and writes benchmarks/performance.md.
 bench: install

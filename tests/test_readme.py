@@ -24,13 +24,13 @@ def commands(page: Path) -> list[str]:
 
 
 def test_there_is_something_to_test() -> None:
-    assert len(commands(README)) == 5
-    assert len(commands(QUICK_START)) == 18
+    assert len(commands(README)) == 6
+    assert len(commands(QUICK_START)) == 17
 
 
 def test_the_readme_is_short_and_begins_with_the_simplest() -> None:
     assert len(README.read_text().splitlines()) <= 130
-    assert commands(README)[0] == "adloco train"
+    assert commands(README)[0] == "adloco train diloco"
     for page in (README, QUICK_START):
         assert console_lines(page)[0].startswith("make install")
 
