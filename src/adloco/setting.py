@@ -32,6 +32,8 @@ class Facts:
     """
     aliases: tuple[str, ...] = ()
     """Names of the setting in papers and other programs, in small letters."""
+    code: bool = False
+    """True if it may name code of the user's own, as package.module:Name."""
 
 
 def setting(
@@ -43,6 +45,7 @@ def setting(
     traceless: bool = False,
     equal: str | None = None,
     aliases: tuple[str, ...] = (),
+    code: bool = False,
 ) -> Any:
     """A field of a dataclass of settings, with its facts; see `Facts`.
 
@@ -56,6 +59,7 @@ def setting(
         traceless=traceless,
         equal=equal,
         aliases=aliases,
+        code=code,
     )
     metadata: Mapping[str, Facts] = {"facts": facts}
     if factory is not MISSING:

@@ -29,6 +29,7 @@ def train(
     from_run: str | Path | None = None,
     resume: str | Path | None = None,
     problem: Problem | None = None,
+    trust_recipe: bool = False,
 ) -> TrainedRun: ...
 
 
@@ -48,6 +49,7 @@ def train(
     from_run: str | Path | None = None,
     resume: str | Path | None = None,
     problem: Problem | None = None,
+    trust_recipe: bool = False,
     **settings: Any,
 ) -> TrainedRun:
     """Train a recipe in this process, with the same checks, files and numbers as `adloco train`.
@@ -63,6 +65,8 @@ def train(
         resume: The folder of a run to resume, by its own recipe.
         problem: A model, data and loss of your own, with batches in `validation`; None: those that
             the recipe names. Its recipe decides everything else.
+        trust_recipe: True to resume although the recipe in the run's folder names code that the run
+            did not begin with.
         settings: Any other setting: by its name, as in `**{"method.sync_every": 50}`, or those of a
             section together, as in `method={"sync_every": 50}`.
 
@@ -93,7 +97,7 @@ def train(
     console = open_console()
     with working(console, "reading and tokenising text, building models ..."):
         run = (
-            TrainingRun.resume(Path(resume), named, problem=problem)
+            TrainingRun.resume(Path(resume), named, problem=problem, trust_recipe=trust_recipe)
             if resume
             else TrainingRun.create(
                 build_recipe(override(read_values(str(recipe or "adloco")), named)), problem
@@ -104,7 +108,7 @@ def train(
         code = training_loop.train(run, console, log, shown)
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"saved; resume with adloco.train(resume={str(run.folder)!r})")
-    return TrainedRun(run.folder, problem=problem)
+    return TrainedRun(run.folder, problem=problem, trust_recipe=trust_recipe)
 
 
 def _data_setting(data: str | Path | None) -> str:

@@ -33,6 +33,7 @@ def load(
     round: int | None = None,
     best: bool = False,
     problem: Problem | None = None,
+    trust_recipe: bool = False,
 ) -> TrainedRun:
     """Read a run back. Its model is loaded when it is first asked for.
 
@@ -44,14 +45,17 @@ def load(
             line; `run.keep_best` keeps it.
         problem: The problem that the run was trained on by `adloco.train(problem=...)`, for its
             model; None for other runs.
+        trust_recipe: True if the folder's recipe may name code that the run did not begin with.
 
     Raises:
-        ValueError: The folder has no run, or one that this version cannot read; or both a round
-            and the best are wanted.
+        ValueError: The folder has no run, one that this version cannot read, or one whose recipe
+            names such code; or both a round and the best are wanted.
     """
     require(not best or round is None, f"give either best or a round, got best and round {round}")
     wanted: int | Literal["best"] | None = "best" if best else round
-    return TrainedRun(Path(run), trainer=trainer, round=wanted, problem=problem)
+    return TrainedRun(
+        Path(run), trainer=trainer, round=wanted, problem=problem, trust_recipe=trust_recipe
+    )
 
 
 class TrainedRun:
@@ -69,13 +73,15 @@ class TrainedRun:
         trainer: int | None = None,
         round: int | Literal["best"] | None = None,
         problem: Problem | None = None,
+        trust_recipe: bool = False,
     ) -> None:
         """Read the recipe; the arguments are those of `load`, with `best` as a round."""
         self.folder = run_folder(folder)
-        self.recipe: Recipe = resumed_recipe(folder, ())
+        self.recipe: Recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
         self._trainer = trainer
         self._round = round
         self._problem = problem
+        self._trust_recipe = trust_recipe
 
     @property
     def records(self) -> list[Record]:
@@ -129,7 +135,13 @@ class TrainedRun:
 
     @cached_property
     def _trained(self) -> Trained:
-        return load_trained(self.folder, self._trainer, self._round, self._problem)
+        return load_trained(
+            self.folder,
+            self._trainer,
+            self._round,
+            self._problem,
+            trust_recipe=self._trust_recipe,
+        )
 
     @property
     def model(self) -> nn.Module:

@@ -173,6 +173,8 @@ class TrainerCommand(Command):
     """The run's folder."""
     trainer: int | None = argument(None, "N")
     """Trainer to take (default: the one with the lowest validation loss)."""
+    trust_recipe: bool = argument(False)
+    """Also run code that the folder's recipe names and the run did not begin with."""
 
 
 @dataclass(kw_only=True)
@@ -187,7 +189,12 @@ class ModelCommand(TrainerCommand):
         """The model of the line."""
         from adloco.run.trained import load_trained
 
-        return load_trained(self.run_folder, self.trainer, "best" if self.best else None)
+        return load_trained(
+            self.run_folder,
+            self.trainer,
+            "best" if self.best else None,
+            trust_recipe=self.trust_recipe,
+        )
 
 
 def add_command(commands: Commands, kind: type[Command], *, with_arguments: bool) -> None:

@@ -8,7 +8,7 @@ from adloco.cli.arguments import RecipeCommand, argument
 @dataclass(kw_only=True)
 class Config(RecipeCommand):
     """Print a recipe with every setting and its meaning, as a TOML file. The default stands beside
-    a value that differs from it.
+    a value that differs from it. Classes of somebody's own that the recipe names are imported.
     """
 
     key = "config"

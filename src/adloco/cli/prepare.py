@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Prepare(RecipeCommand):
-    """Tokenise a recipe's text ahead of time. After an interruption, the same command continues."""
+    """Tokenise a recipe's text ahead of time. After an interruption, the same command continues.
+    Code of somebody's own that the recipe names is imported, and data.factory is called.
+    """
 
     key = "prepare"
     summary = "tokenise a recipe's text ahead of time"

@@ -38,6 +38,8 @@ class Train(MachinesCommand):
     """Resume the run in --run.folder if it has begun, else begin it; with --ranks, also each time
     that a rank is killed, stopped or cut off.
     """
+    trust_recipe: bool = argument(False)
+    """Resume although the recipe in the run's folder names code that the run did not begin with."""
 
     def run(self) -> int:
         from adloco.cli.rank_processes import Machines
@@ -86,10 +88,17 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None") -> int:
     from adloco.run.stored import begun_run, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
-    recipe = resumed_recipe(resumed, arguments.settings) if resumed else arguments.read_recipe()
+    trust = arguments.trust_recipe
+    recipe = (
+        resumed_recipe(resumed, arguments.settings, trust_recipe=trust)
+        if resumed
+        else arguments.read_recipe()
+    )
     elastic_room.check_settings(recipe.run)
     if arguments.restart:
-        begun_run(recipe)  # Refused here, once; whether it has begun, the ranks see by themselves.
+        begun_run(
+            recipe, trust_recipe=trust
+        )  # Refused here, once; whether it has begun, the ranks see by themselves.
         resumed = Path(recipe.run.folder)
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
         if arguments.restart:
@@ -98,7 +107,13 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None") -> int:
             # The folder's recipe has the old values of the changed settings, so a restart names
             # them again.
             settings = [f"--{name}={value}" for name, value in arguments.settings]
-            begin = again = ["train", "--resume", str(folder), *settings]
+            begin = again = [
+                "train",
+                "--resume",
+                str(folder),
+                *settings,
+                *["--trust-recipe"] * trust,
+            ]
         else:
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder)]

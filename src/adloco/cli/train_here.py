@@ -51,7 +51,7 @@ def train_here(arguments: "Train") -> int:
     from adloco.elastic.copies import MemoryCopies
     from adloco.elastic.regroup import Regrouping
 
-    regrouping = Regrouping.begin(settings, arguments.resume)
+    regrouping = Regrouping.begin(settings, arguments.resume, arguments.trust_recipe)
     if regrouping is None:
         return 0
     process = _Process(arguments, settings, regrouping, MemoryCopies())
@@ -135,7 +135,13 @@ class _Process:
         kind = self._regrouping.kind() if self._regrouping else "resume"
         with working(console, "reading and tokenising text, building models ..."):
             run = (
-                TrainingRun.resume(folder, given, kind, copies=self._copies)
+                TrainingRun.resume(
+                    folder,
+                    given,
+                    kind,
+                    copies=self._copies,
+                    trust_recipe=self._arguments.trust_recipe,
+                )
                 if folder
                 else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
             )
@@ -153,7 +159,8 @@ class _Process:
         """
         if not self._arguments.restart:
             return None
-        folder = str(begun_run(self._arguments.read_recipe()) or "")
+        recipe = self._arguments.read_recipe()
+        folder = str(begun_run(recipe, trust_recipe=self._arguments.trust_recipe) or "")
         if num_ranks() > 1:
             folder = next(filter(None, all_states(folder)), "")
         return Path(folder) if folder else None
@@ -165,7 +172,9 @@ def _run_settings(arguments: "Train") -> RunSettings:
     """
     try:
         if arguments.resume:
-            return resumed_recipe(arguments.resume, arguments.settings).run
+            return resumed_recipe(
+                arguments.resume, arguments.settings, trust_recipe=arguments.trust_recipe
+            ).run
         return arguments.read_recipe().run
     except (ValueError, OSError):
         return RunSettings()

@@ -4,6 +4,7 @@ import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from adloco.config.sections import SECTIONS, Section
 from adloco.setting import Facts, facts_of
@@ -17,7 +18,9 @@ def setting_facts() -> Mapping[str, Facts]:
     found: dict[str, Facts] = {}
     for section, content in SECTIONS.items():
         if content.choice:
-            found[f"{section}.{content.choice.key}"] = Facts(aliases=content.choice.aliases)
+            found[f"{section}.{content.choice.key}"] = Facts(
+                aliases=content.choice.aliases, code=True
+            )
         for owner in _owners(content):
             for field in fields(owner):
                 found.setdefault(f"{section}.{field.name}", facts_of(field))
@@ -27,6 +30,20 @@ def setting_facts() -> Mapping[str, Facts]:
 def setting_names() -> list[str]:
     """section.key of every setting that a recipe can have, in the order of the sections."""
     return list(setting_facts())
+
+
+def code_named(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The settings with which a recipe names code of the user's own, by section.key.
+
+    values: The recipe's sections, as from `read_values`.
+    """
+    named = {
+        f"{section}.{key}": str(value)
+        for section, content in values.items()
+        for key, value in content.items()
+    }
+    own = {name: text for name, text in named.items() if ":" in text}
+    return {name: text for name, text in own.items() if setting_facts().get(name, Facts()).code}
 
 
 def held_by(name: str) -> str:

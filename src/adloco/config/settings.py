@@ -88,7 +88,7 @@ class RunSettings:
     islands see different folders, each checkpoint makes a copy too, which its receiver writes to
     its disk. An island that is alone writes a checkpoint instead.
     """
-    trackers: str = setting("auto", resume="free", of_rank=True, traceless=True)
+    trackers: str = setting("auto", resume="free", of_rank=True, traceless=True, code=True)
     """Trackers for metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
     or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your
     own as package.module:Name.

@@ -28,7 +28,7 @@ class DataSettings:
     """Instead of path: a Hugging Face dataset, as a hub id (allenai/c4) or as a local folder in the
     hub's layout. Needs pip install 'adloco[datasets]'.
     """
-    factory: str = setting("", resume="free", of_rank=True, equal="data")
+    factory: str = setting("", resume="free", of_rank=True, equal="data", code=True)
     """Instead of a path: a function of your own, as mypackage.data:rows. It returns an iterable of
     texts, or of dictionaries with the text column; the same ones at each call.
     """

@@ -39,12 +39,15 @@ def recovers(settings: RunSettings) -> bool:
 class Regrouping:
     """The memory of a rank from one quorum of its run to the next."""
 
-    def __init__(self, settings: RunSettings, quorum: Quorum, resumed: Path | None) -> None:
+    def __init__(
+        self, settings: RunSettings, quorum: Quorum, resumed: Path | None, trust_recipe: bool
+    ) -> None:
         """
         Args:
             settings: Of the run.
             quorum: The first one that this process is in.
             resumed: Folder of the run to resume; None: the settings say.
+            trust_recipe: As in `resumed_recipe`.
         """
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
@@ -60,16 +63,18 @@ class Regrouping:
         if quorum.number:
             self.folder = resumed or Path(settings.folder)
             self._shape = shape_of(quorum)
-            self._method = resumed_recipe(self.folder, ()).method
+            self._method = resumed_recipe(self.folder, (), trust_recipe=trust_recipe).method
 
     @staticmethod
-    def begin(settings: RunSettings, resumed: Path | None) -> "Regrouping | None":
+    def begin(
+        settings: RunSettings, resumed: Path | None, trust_recipe: bool
+    ) -> "Regrouping | None":
         """The part of this process in a run, once it is in a quorum; None if the run ends before.
 
         Args: as those of the constructor.
         """
         quorum = first_quorum()
-        return Regrouping(settings, quorum, resumed) if quorum else None
+        return Regrouping(settings, quorum, resumed, trust_recipe) if quorum else None
 
     def given(self) -> list[tuple[str, str]]:
         """The settings with which the run resumes in this quorum, by section.key. Called on all

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from adloco.config.recipe_text import to_toml
+from adloco.config.finding import code_named
+from adloco.config.recipe_text import to_toml, to_values
 from adloco.errors import require
 from adloco.run.environment import describe_environment
 from adloco.run.folder import ENVIRONMENT, MODEL, RECIPE, TOKENIZER
@@ -39,7 +40,7 @@ def write_description(parts: RunParts, folder: Path) -> None:
             folder / ENVIRONMENT,
             describe_environment(placement.device, parts.precision, recipe.run.seed)
             | (parts.start.describe() if parts.start else {})
-            | {"notices": parts.notices},
+            | {"notices": parts.notices, "code": code_named(to_values(recipe))},
         )
         write_text(folder / RECIPE, to_toml(recipe))
         (folder / TOKENIZER).mkdir(exist_ok=True)

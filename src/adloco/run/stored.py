@@ -3,13 +3,14 @@ they belong together.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from adloco.algorithms.state_parts import RUN
-from adloco.config.finding import setting_facts
-from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.finding import code_named, setting_facts
+from adloco.config.recipe import Values, build_recipe, override, read_values
 from adloco.config.recipe_text import idle_settings, named_settings
 from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
@@ -28,6 +29,7 @@ from adloco.run.folder import (
 )
 from adloco.run.json_files import read_json
 from adloco.run.lengthening import check_budgets, with_longer_schedule
+from adloco.run.part_file import DamagedCheckpointError
 from adloco.run.records import Records
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
@@ -58,19 +60,22 @@ class StoredRun:
         Records(self.folder).check_unchanged(self.about["records"], rounds)
 
 
-def read_run(folder: Path, round: int | Literal["best"] | None = None) -> StoredRun:
+def read_run(
+    folder: Path, round: int | Literal["best"] | None = None, *, trust_recipe: bool = False
+) -> StoredRun:
     """Read the run in a folder at one of its checkpoints.
 
     Args:
         folder: The run's folder.
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
+        trust_recipe: As in `resumed_recipe`.
 
     Raises:
         ValueError: A part is missing or damaged, comes from another program or version, or was
             changed since the run began.
     """
-    recipe = resumed_recipe(folder, ())
+    recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
     kept = folder / CHECKPOINTS
     if round == "best":
         chosen = checkpoint.best(kept, Records(folder).read_whole())
@@ -123,6 +128,12 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
     )
 
 
+def folder_facts(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of the other files of its run, to compare them on resume."""
+    code = code_named(read_values(str(folder / RECIPE)))
+    return {"files": file_checksums(folder), "code": code}
+
+
 def file_checksums(folder: Path) -> dict[str, str]:
     """Checksums of the files in a run folder that its numbers depend on, by their path in it.
 
@@ -135,15 +146,19 @@ def file_checksums(folder: Path) -> dict[str, str]:
     }
 
 
-def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:
+def resumed_recipe(
+    folder: Path, flags: Sequence[tuple[str, Any]], *, trust_recipe: bool = False
+) -> Recipe:
     """The recipe in a run folder, with these settings changed for its resume.
 
     Args:
         folder: The run's folder.
         flags: (section.key, value) of settings to change.
+        trust_recipe: True if the recipe may name code that the run did not begin with.
 
     Raises:
-        ValueError: One of them may not change, or the recipe does not fit this version.
+        ValueError: One of them may not change, the recipe does not fit this version, or it names
+            such code.
     """
     for name, _ in flags:
         require(
@@ -153,6 +168,8 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:
         )
     path = run_folder(folder) / RECIPE
     values = read_values(str(path))
+    if not trust_recipe:
+        _check_code(folder, values)  # To build the recipe imports it.
     try:
         build_recipe(values)
     except ValueError as error:
@@ -162,6 +179,32 @@ def resumed_recipe(folder: Path, flags: Sequence[tuple[str, Any]]) -> Recipe:
     recipe = build_recipe(override(values, flags))
     check_budgets(folder, recipe)
     return recipe
+
+
+def _check_code(folder: Path, values: Values) -> None:
+    """Raise ValueError if a recipe names code that the run in its folder did not begin with."""
+    named = code_named(values)
+    begun = _code_as_begun(folder) if named else {}
+    other = [f"{name} = {text!r}" for name, text in named.items() if begun.get(name) != text]
+    require(
+        not other,
+        f"{folder / RECIPE} names code that the run did not begin with ({', '.join(other)}); "
+        "restore it, or read that code and give --trust-recipe (from Python, trust_recipe=True)",
+    )
+
+
+def _code_as_begun(folder: Path) -> dict[str, str]:
+    """The code that a run began with, by section.key, as its newest good checkpoint knows it; on a
+    machine without the part `run`, and before the first checkpoint, as environment.json has it.
+    """
+    about: dict[str, Any] = {}
+    if (folder / ENVIRONMENT).is_file():
+        about = read_json(folder / ENVIRONMENT)
+    for saved in checkpoint.list_checkpoints(folder / CHECKPOINTS):
+        with suppress(DamagedCheckpointError):
+            about = checkpoint.read(saved, RUN, with_tensors=False)["run"]
+    code = about.get("code")
+    return code if isinstance(code, dict) else {}
 
 
 def check_records(folder: Path) -> None:
@@ -190,7 +233,7 @@ def check_written_records(folder: Path) -> None:
         Records(folder).check_unchanged(state["run"]["records"], rounds)
 
 
-def begun_run(recipe: Recipe) -> Path | None:
+def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
     """`run.folder`, if a run of this recipe has begun there; None if none has.
 
     Raises:
@@ -203,7 +246,7 @@ def begun_run(recipe: Recipe) -> Path | None:
     )
     if not_begun(folder) or not (folder / RECIPE).is_file():
         return None
-    there = deciding_settings(resumed_recipe(folder, ()))
+    there = deciding_settings(resumed_recipe(folder, (), trust_recipe=trust_recipe))
     total = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
     # A run keeps what "auto" has found, and what was changed on a resume.
     differing = [

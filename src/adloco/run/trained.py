@@ -45,6 +45,8 @@ def load_trained(
     trainer: int | None = None,
     round: int | Literal["best"] | None = None,
     problem: Problem | None = None,
+    *,
+    trust_recipe: bool = False,
 ) -> Trained:
     """Load a trainer's model from a checkpoint of a run.
 
@@ -54,12 +56,13 @@ def load_trained(
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
         problem: The problem of a run from Python, which has its model; None for other runs.
+        trust_recipe: As in `resumed_recipe`.
 
     Raises:
         ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
             be read.
     """
-    stored, chosen, outer = stored_trainer(folder, trainer, round)
+    stored, chosen, outer = stored_trainer(folder, trainer, round, trust_recipe)
     recipe = stored.recipe
     builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
     model = builder.whole().to(choose_device(recipe.run.device))
@@ -81,12 +84,15 @@ def stored_builder(stored: StoredRun) -> Builder:
 
 
 def stored_trainer(
-    folder: Path, trainer: int | None, round: int | Literal["best"] | None
+    folder: Path,
+    trainer: int | None,
+    round: int | Literal["best"] | None,
+    trust_recipe: bool = False,
 ) -> tuple[StoredRun, int, dict[str, Any]]:
     """A run at a checkpoint, a trainer's number and its global `params` and `buffers`; see
     `load_trained`.
     """
-    stored = read_run(folder, round=round)
+    stored = read_run(folder, round, trust_recipe=trust_recipe)
     living = sorted(workers_of(stored.algorithm))
     if trainer is None:
         chosen = _best_trainer(folder, stored.algorithm["rounds_done"], living)

@@ -61,7 +61,7 @@ from adloco.run.stored import (
     check_corpus,
     check_records,
     deciding_settings,
-    file_checksums,
+    folder_facts,
     resumed_recipe,
     stored_run,
 )
@@ -140,7 +140,7 @@ class TrainingRun:
         )
         self._start_id = placement.agree(uuid.uuid4().hex)
         self._saves = 0
-        self._files: dict[str, str] = {}
+        self._described: dict[str, Any] = {}
         self._bytes_checkpoint = 0
         self._clock = Clock()
         self._meter = ProgressMeter(self._budget, self._clock, self.task)
@@ -176,7 +176,7 @@ class TrainingRun:
             write_description(run._parts, folder)
             if copies:
                 copies.place(folder, run.placement, run.recipe.run.copy_every)
-            run._files = file_checksums(folder)
+            run._described = folder_facts(folder)
             run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
             raise ValueError(
@@ -192,6 +192,8 @@ class TrainingRun:
         kind: Kind = "resume",
         problem: Problem | None = None,
         copies: Copies | None = None,
+        *,
+        trust_recipe: bool = False,
     ) -> "TrainingRun":
         """A run that continues from its newest good checkpoint, bit for bit unless a setting
         changes that decides its numbers (`Facts.resume`).
@@ -204,12 +206,13 @@ class TrainingRun:
             kind: What starts.jsonl says of it.
             problem: As in `create`.
             copies: As in `create`; what it has kept is used where no checkpoint is newer.
+            trust_recipe: As in `resumed_recipe`.
 
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
         """
         fetch_folder(folder)
-        recipe = resumed_recipe(folder, flags)
+        recipe = resumed_recipe(folder, flags, trust_recipe=trust_recipe)
         placement = place_workers(recipe)
         limit = placement.agree(out_of_memory.limit(folder))
         recipe = replace(recipe, switch=recipe.switch.at_most(limit))
@@ -247,7 +250,7 @@ class TrainingRun:
             run._clock.set(stored.about["seconds"])
             run._bytes_checkpoint = stored.about["bytes_checkpoint"]
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
-            run._files = file_checksums(folder)
+            run._described = folder_facts(folder)
             run.saving.newest = found.newest_on_disk
             in_turn(placement, lambda: keep_settings(folder, stored.recipe, stored.changes))
             sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
@@ -472,10 +475,9 @@ class TrainingRun:
             "corpus": self.task.corpus,
             "recipe": deciding_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
-            "files": self._files,
             "records": self.records.digests(),
             "bytes_checkpoint": self._bytes_checkpoint,
-        }
+        } | self._described
         with self._memory.phase("checkpoint"):
             parts = self.algorithm.state_parts()
         if self.placement.is_rank_zero:

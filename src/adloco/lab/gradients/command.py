@@ -37,7 +37,9 @@ class Gradients(TrainerCommand):
 
         console = open_console()
         with shown_progress(console, "gradients") as advance:
-            trained = load_trained(self.run_folder, self.trainer, self.checkpoint)
+            trained = load_trained(
+                self.run_folder, self.trainer, self.checkpoint, trust_recipe=self.trust_recipe
+            )
             content = measure_gradients(trained, self.samples, self.batch, advance)
         path = write_gradients(trained.stored.folder, content)
         picture = draw_gradients(content, path.with_suffix(".png"))

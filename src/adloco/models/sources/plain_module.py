@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from adloco.dotted_path import load_object
 from adloco.errors import require
 from adloco.models.source import Builder
+from adloco.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class PlainModule:
     for_transformers: ClassVar[bool] = False
     weights: ClassVar[str] = ""
 
-    factory: str
+    factory: str = setting(code=True)
     """Dotted path of a function that returns the module, for instance mypackage.models:build. The
     function is called with vocab_size, the tokenizer's number of ids. The module takes input_ids of
     shape [samples, tokens] and returns logits of shape [samples, tokens, vocab_size], or an object
