@@ -19,12 +19,13 @@ class Report(Command):
     def run(self) -> int:
         from adloco.report.page import panels_of, write_report
         from adloco.report.pictures import draw_run
-        from adloco.run.folder import run_folder
+        from adloco.run.folder import check_links, run_folder
         from adloco.run.stored import check_written_records
 
         console = open_console()
         with console.status("drawing the report ..."):
             folder = run_folder(self.run_folder)
+            check_links(folder)
             check_written_records(folder)
             paths = [write_report(folder), *draw_run(panels_of(folder), folder / "plots")]
         for path in paths:

@@ -164,6 +164,21 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
+def check_links(folder: Path) -> None:
+    """Raise ValueError if a run's folder, or one inside it, has a link in it.
+
+    Files to which a run appends, and folders in which it makes some, would be elsewhere. The
+    folder itself may be a link, because whoever names it has chosen it.
+    """
+    links = [path for level in ("*", "*/*") for path in folder.glob(level) if path.is_symlink()]
+    require(
+        not links,
+        f"run folder {str(folder)!r} has links, through which files elsewhere would be written: "
+        f"{', '.join(sorted(path.relative_to(folder).as_posix() for path in links))}; remove them, "
+        "or put what they lead to in their place",
+    )
+
+
 def finished(folder: Path) -> Path:
     """The folder, after a check that the run in it has ended.
 
@@ -186,8 +201,9 @@ def locked(folder: Path) -> Iterator[None]:
     removed file while another one locks a new file of that name, and both would train the run.
 
     Raises:
-        ValueError: Another process holds it.
+        ValueError: Another process holds it, or the folder has links in it.
     """
+    check_links(folder)
     lock = FileLock(folder / LOCK, blocking=False)
     try:
         lock.acquire()

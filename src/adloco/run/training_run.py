@@ -30,6 +30,7 @@ from adloco.run.folder import (
     CHECKPOINTS,
     SUMMARY,
     check_free,
+    check_links,
     claimed,
     has_trained,
     locked,
@@ -211,6 +212,7 @@ class TrainingRun:
         Raises:
             ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
         """
+        check_links(folder)
         fetch_folder(folder)
         recipe = resumed_recipe(folder, flags, trust_recipe=trust_recipe)
         placement = place_workers(recipe)

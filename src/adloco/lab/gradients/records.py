@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from adloco.errors import require
+from adloco.run.folder import check_links
 from adloco.run.json_files import read_json, write_json
 from adloco.run.record_types import Count, Number, Text, fault
 
@@ -60,6 +61,7 @@ class _Content:
 
 def write_gradients(run: Path, content: dict[str, Any]) -> Path:
     """Write what `measure_gradients` returns as a file of the run, and return its path."""
+    check_links(run)
     folder = run / GRADIENTS
     folder.mkdir(exist_ok=True)
     path = folder / f"round-{content['round']:06d}-trainer-{content['trainer']}.json"

@@ -1,4 +1,6 @@
-"""Code that a folder's recipe names and the run did not begin with runs only when it is trusted."""
+"""A run folder from elsewhere: code that its recipe names and the run did not begin with runs only
+when it is trusted, and nothing is written through its links.
+"""
 
 import shutil
 import sys
@@ -137,3 +139,42 @@ def test_a_machine_without_the_part_run_asks_nothing(run: Path, parts: str) -> N
     name_code(run, "factory", "own_code:rows", "foreign_code:rows")
     with pytest.raises(ValueError, match="did not begin with"):
         resumed_recipe(run, ())
+
+
+WRITING = {
+    "train": ["train", "--run.tokens", "9000", "--resume"],
+    "gradients": ["gradients", "--samples", "4"],
+    "report": ["report"],
+    "rewind": ["rewind"],
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train.log", "gradients", "metrics.jsonl", "steps.jsonl", "starts.jsonl", "plots"),
+        *(".lock", "checkpoints", "checkpoints/round-000009-step-00000036"),
+    ],
+)
+def test_nothing_is_written_through_a_link(
+    run: Path, tmp_path: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, here = tmp_path / "precious", run / name
+    if here.exists():
+        here.rename(there)
+    else:
+        there.mkdir()
+    here.symlink_to(there)
+    before = {path: path.stat().st_mtime_ns for path in [there, *there.rglob("*")]}
+    capsys.readouterr()
+    place = ["0"] if command == "rewind" else []
+    assert main([*WRITING[command], str(run), *place]) == 2
+    message = capsys.readouterr().err
+    assert f"has links, through which files elsewhere would be written: {name};" in message
+    assert before == {path: path.stat().st_mtime_ns for path in [there, *there.rglob("*")]}
+
+
+def test_a_run_folder_may_itself_be_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    assert main(["train", "--resume", str(tmp_path / "link"), "--run.tokens", "9000"]) == 0
