@@ -1,6 +1,10 @@
 """How the ranks that remain after a failure meet again; each process is a thread here."""
 
+import os
+import subprocess
+import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +22,7 @@ from adloco.elastic.meeting import (
     can_grow,
     come,
     first_quorum,
+    join,
     next_quorum,
     shape_of,
 )
@@ -234,3 +239,45 @@ def test_a_rank_that_dies_before_the_group_stands_is_not_waited_for(store: Any) 
     report_death(store, 2, "was ended by signal 9")
     with pytest.raises(RankFailureError, match="rank 2 was ended by signal 9"):
         meet(members(0), 60)
+
+
+KEEPS_STORE = """
+from adloco.distributed.launch.rank_store import local_store
+store = local_store()
+print(store.port, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("killed", ["before it asks", "while it waits"])
+def test_a_rank_that_waits_to_join_ends_with_the_launcher_that_keeps_the_store(
+    killed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", KEEPS_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", launcher.stdout.readline().decode().strip())
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    if killed == "before it asks":
+        launcher.kill()
+        launcher.wait()
+    began = time.monotonic()
+    timer = threading.Timer(0.5, launcher.kill)
+    timer.start()
+    with pytest.raises(RankFailureError, match="the process that started the ranks"):
+        join(5)
+    assert time.monotonic() - began < 10, "torch would try to reach it for half a minute"
+    timer.join()
+    launcher.communicate()
+
+
+def test_a_rank_that_waits_to_join_ends_with_its_own_launcher(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store can be kept on another machine."""
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    with pytest.raises(RankFailureError, match="the process that started this rank is gone"):
+        join(5)

@@ -60,6 +60,8 @@ QUIET_LIBRARIES = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
     "DATASETS_VERBOSITY": "critical",
+    # For a store that has ended, torch prints the frames of its C++ functions.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
 

@@ -134,8 +134,12 @@ def next_quorum(
 
 @_at_store("waited to join")
 def join(process: int) -> Quorum | None:
-    """Ask to join, and wait for the quorum that this process is in; None if the run ends before."""
-    store = connect()
+    """Ask to join, and wait for the quorum that this process is in; None if the run ends before.
+
+    Raises:
+        RankFailureError: The launcher of this process has ended, or that which keeps the store.
+    """
+    store, launcher = connect(), os.getppid()
     number = newest_number(store, 0)
     store.set(f"asks-{store.add('asked', 1)}", str(process))
     while True:
@@ -143,6 +147,8 @@ def join(process: int) -> Quorum | None:
         while not is_decided(store, number):
             if store.check([OVER]):
                 return None
+            if os.getppid() != launcher:
+                raise RankFailureError("the process that started this rank is gone")
             time.sleep(LOOK_SECONDS)
         members = tuple(read_decision(store, number).members)
         if process in members:

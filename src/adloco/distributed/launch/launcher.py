@@ -14,7 +14,6 @@ from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.rank_store import (
     Quorum,
     check_restarts,
-    check_store,
     connect,
     store_outlives_ranks,
 )
@@ -82,7 +81,6 @@ def process_group(
         return
     quorum = quorum or Quorum.of_all()
     check_restarts()
-    check_store()
     timeout = longest_wait(timeout_seconds)
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))

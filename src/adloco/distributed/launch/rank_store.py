@@ -42,9 +42,8 @@ def check_restarts() -> None:
 
 
 def check_store() -> None:
-    """Raise RankFailureError if the launcher that keeps the store has ended before they meet.
-
-    torch would try to reach it for as long as ranks wait for each other.
+    """Raise RankFailureError if the launcher that keeps the store has ended; torch would try to
+    reach it for half a minute.
     """
     if not store_outlives_ranks():
         return
@@ -95,7 +94,12 @@ def quorum_keys(store: Any, number: int) -> Any:
 
 
 def connect() -> Any:
-    """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet."""
+    """A new connection to the store at which torchrun (or `start_ranks`) let the ranks meet.
+
+    Raises:
+        RankFailureError: The launcher that keeps it has ended.
+    """
+    check_store()
     return of_this_start(store_at(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
 
 
