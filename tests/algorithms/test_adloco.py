@@ -31,16 +31,19 @@ from adloco.distributed.wire.int4 import Int4
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
+    BlockLM,
     Interrupting,
     Recording,
     adamw,
     linear,
     make_run,
+    next_token,
     outer_sgd,
     params_of,
     regression,
     sgd,
     squared_error,
+    tokens,
 )
 
 
@@ -507,6 +510,25 @@ def test_compile_gives_the_same_numbers(threads: int) -> None:
         assert first.trainers[0].grad_variance == pytest.approx(
             second.trainers[0].grad_variance, rel=1e-4
         )
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks there while it compiles.
+def test_repeated_blocks_are_compiled_as_one_graph_for_all_workers() -> None:
+    """And not for an evaluation."""
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters["stats"]
+    counters.clear()
+    language = {"build_model": BlockLM, "loss_fn": next_token, "data": tokens(500, 2)}
+    plain, compiled = (make_run(**language, compile=compile) for compile in (False, True))
+    for first, second in zip(plain.rounds(2), compiled.rounds(2), strict=True):
+        assert first.train_loss == pytest.approx(second.train_loss, rel=1e-12)
+    assert counters["unique_graphs"] == 1
+    model = compiled.workers[0].model.eval()
+    model(tokens(500, 2).read(0, 0, 3))
+    assert counters["unique_graphs"] == 1
 
 
 def test_autocast_trains_in_bf16() -> None:

@@ -20,7 +20,9 @@ def autocast(
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch to the device: any nesting of tuples, lists and dictionaries of tensors."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        # From pageable memory a copy to a GPU waits for what the GPU has to do before.
+        pinned = batch.pin_memory() if device.type == "cuda" and not batch.is_cuda else batch
+        return pinned.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str):

@@ -25,6 +25,7 @@ from adloco.distributed.parallel.gradient_norms import (
     squared_norm_on_device,
     trainable,
 )
+from adloco.distributed.parallel.layers import blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
 
@@ -42,7 +43,7 @@ class Engine(ABC):
             owners: The ranks that share the work on whole matrices.
             compile: True to compile the model.
         """
-        self.forward: Callable[..., Any] = torch.compile(model) if compile else model
+        self.forward: Callable[..., Any] = compiled(model) if compile else model
         """The model, as the loss function must call it."""
         self.rank = island.rank if island else 0
         """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names.
@@ -138,6 +139,30 @@ class Engine(ABC):
     @abstractmethod
     def after_evaluation(self) -> None:
         """Free parameters that forward passes without a backward pass have left gathered."""
+
+
+def compiled(model: nn.Module) -> Callable[..., Any]:
+    """A model that is compiled for training: its repeated blocks, as one graph for all of them, or
+    the whole of a model without such blocks.
+    """
+    if not (repeated := blocks(model)):
+        return torch.compile(model)
+    for block in repeated:
+        block.forward = _InTraining(block)
+    return model
+
+
+class _InTraining:
+    """The forward pass of a block: compiled in training, and plain in evaluation and generation,
+    whose other shapes would be compiled one after another.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block, self._plain = block, block.forward
+        self._compiled = torch.compile(block.forward)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return (self._compiled if self._block.training else self._plain)(*inputs, **named)
 
 
 class IslandGroup:
