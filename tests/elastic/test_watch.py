@@ -1,6 +1,7 @@
 """How ranks tell one that has failed from a slow one."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -9,18 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
-from adloco.distributed.launch.rank_store import report_death
+from adloco.distributed.launch.failures import Notes
+from adloco.distributed.launch.rank_store import Quorum, report_death
 from adloco.elastic.watch import (
     BEATS,
     Heartbeats,
     Silence,
+    Watch,
     known_silent,
     silent_ranks,
     watch_progress,
 )
-from adloco.errors import RankFailureError
+from adloco.errors import RANK_FAILURE, OtherRankError, RankFailureError, exit_code
 
 
 def test_a_counter_that_stays_is_silent_and_one_that_counts_is_not() -> None:
@@ -98,16 +102,18 @@ def ranks_of(script: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
 
 FREEZES = """
 import os
+import queue
 import signal
 
 import torch
+import pytest
 import torch.distributed as dist
 
 from adloco.distributed.launch.launcher import process_group
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.elastic.meeting import next_quorum
 from adloco.elastic.watch import Watch
-from adloco.errors import RankFailureError
+from adloco.errors import RANK_FAILURE, OtherRankError, RankFailureError, exit_code
 
 rank = int(os.environ["RANK"])
 if rank == 1:
@@ -144,6 +150,7 @@ def test_a_rank_that_freezes_while_the_group_is_made_has_failed(store: Any) -> N
 
 STUCK = """
 import os
+import queue
 import sys
 import threading
 
@@ -174,3 +181,28 @@ def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
         report_death(store, 1, "has left")
         processes[0].communicate("x", timeout=60)
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0]
+
+
+KEEPS_STORE = """
+from adloco.distributed.launch.rank_store import local_store
+store = local_store()
+print(store.port, flush=True)
+input()
+"""
+
+
+def test_a_run_whose_store_has_ended_may_be_started_again(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedulers take exit code 2 for a mistake that the next start would repeat."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", KEEPS_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout
+    monkeypatch.setenv("MASTER_PORT", launcher.stdout.readline().decode().strip())
+    ends = queue.Queue[OtherRankError]()
+    quorum = Quorum(number=0, members=(0, 1), process=0)
+    with Watch(end=ends.put, timeout_seconds=4.0)(Notes(quorum)):
+        launcher.kill()
+        launcher.communicate()
+        assert exit_code(ends.get(timeout=30)) == RANK_FAILURE

@@ -110,7 +110,7 @@ class _Thread(threading.Thread):
         except RuntimeError:
             # The store is gone: either the run has just ended, or the process that started the
             # ranks has ended too early.
-            self._finish(OtherRankError("the process that started the ranks is gone"))
+            self._finish(RankFailureError("the process that started the ranks is gone"))
         finally:
             self._over.set()
 

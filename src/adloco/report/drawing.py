@@ -1,5 +1,6 @@
 """Shared style of pictures: colours, a plain frame, and the function that writes them."""
 
+import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ def line_look(number: int) -> dict[str, Any]:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, atomically."""
     png = BytesIO()
-    figure.savefig(png, format="png", dpi=120)
+    with warnings.catch_warnings():
+        # For names in letters that matplotlib's font lacks; the page has them.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(png, format="png", dpi=120)
     write_bytes(path, png.getvalue())
 
 
