@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adloco.cli import elastic_room
+from adloco.cli.alerts import Alerts
 from adloco.cli.terminal import open_console, print_error, say
 from adloco.cluster.network import VARIABLES, address_towards, interfaces
 from adloco.config.sections import Recipe
@@ -122,7 +123,8 @@ def on_ranks(
 class RankEnd:
     """Ends this rank if its main thread waits for another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, alerts: Alerts | None = None) -> None:
+        self._alerts = alerts or Alerts()
         self.run: TrainingRun | None = None
         """The run that this rank trains; None: there is none yet."""
         self.folder: Path | None = None
@@ -157,6 +159,8 @@ class RankEnd:
         if log.hasHandlers():  # Else logging itself would print the message, before training.
             log.error("%s", message)
         print_error(message, f"adloco (rank {this_rank()})")
+        self._alerts.failed(message)
         if self.run:
             self.run.saving.wait()
+        self._alerts.wait()
         os._exit(code)

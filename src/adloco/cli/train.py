@@ -1,5 +1,6 @@
 """`adloco train`: starts or resumes a run, in this process or on several ranks of this machine."""
 
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from adloco.cli.terminal import open_console, print_error, say
 from adloco.errors import RANK_FAILURE, require
 
 if TYPE_CHECKING:
+    from adloco.cli.alerts import Alerts
     from adloco.cli.rank_processes import Machines
     from adloco.run.records import Records
 
@@ -40,8 +42,14 @@ class Train(MachinesCommand):
     """
     trust_recipe: bool = argument(False)
     """Resume although the recipe in the run's folder names code that the run did not begin with."""
+    notify: str = argument("", "WHERE")
+    """What is told when the run fails, stalls, recovers or ends: a command, which reads a sentence
+    on its standard input, or an http(s) URL, to which it is posted as JSON (default: the
+    environment variable ADLOCO_NOTIFY).
+    """
 
     def run(self) -> int:
+        from adloco.cli.alerts import VARIABLE, Alerts
         from adloco.cli.rank_processes import Machines
         from adloco.cli.train_here import train_here
         from adloco.distributed.launch.launcher import num_ranks
@@ -66,12 +74,13 @@ class Train(MachinesCommand):
             machines is None or self.restart,
             "--machines needs --restart and --run.folder, so that each machine resumes the run",
         )
-        if (self.ranks != 1 or machines) and num_ranks() == 1:
-            return _run_on_ranks(self, machines)
-        return train_here(self)
+        with Alerts(self.notify or os.environ.get(VARIABLE, "")) as alerts:
+            if (self.ranks != 1 or machines) and num_ranks() == 1:
+                return _run_on_ranks(self, machines, alerts)
+            return train_here(self, alerts)
 
 
-def _run_on_ranks(arguments: Train, machines: "Machines | None") -> int:
+def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts") -> int:
     """Train in several processes and return the exit code.
 
     If memory runs out in a step that cannot be repeated, all ranks start again from the newest
@@ -96,27 +105,23 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None") -> int:
     )
     elastic_room.check_settings(recipe.run)
     if arguments.restart:
-        begun_run(
-            recipe, trust_recipe=trust
-        )  # Refused here, once; whether it has begun, the ranks see by themselves.
+        # Refused here, once; whether it has begun, the ranks see by themselves.
+        begun_run(recipe, trust_recipe=trust)
         resumed = Path(recipe.run.folder)
+    told = ["--notify", arguments.notify] if arguments.notify else []
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
+        alerts.about = str(folder)
         if arguments.restart:
             begin = again = words
         elif resumed:
             # The folder's recipe has the old values of the changed settings, so a restart names
             # them again.
             settings = [f"--{name}={value}" for name, value in arguments.settings]
-            begin = again = [
-                "train",
-                "--resume",
-                str(folder),
-                *settings,
-                *["--trust-recipe"] * trust,
-            ]
+            given = [*settings, *["--trust-recipe"] * trust, *told]
+            begin = again = ["train", "--resume", str(folder), *given]
         else:
             begin = [*words, "--run.folder", str(folder)]
-            again = ["train", "--resume", str(folder)]
+            again = ["train", "--resume", str(folder), *told]
         failures = _FailureCount(Records(folder))
         recovery = elastic_room.recovery(
             recipe.run, failures.one_more if arguments.restart else None
@@ -131,8 +136,12 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None") -> int:
                 why = " because a rank failed"
             else:
                 break
-            print_error(f"the ranks start again from the newest checkpoint{why}")
+            sentence = f"the ranks start again from the newest checkpoint{why}"
+            print_error(sentence)
+            alerts.tell("recovered", sentence)
             code = on_ranks(count, recipe, again, recovery=recovery, machines=machines)
+        if code not in (0, INTERRUPTED):
+            alerts.failed(f"its ranks ended with exit code {code}")
         if code == 0 and machines:  # The report was said where rank 0 is.
             say(open_console(), f"the run in {folder} is complete")
         return code

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from adloco.cli import elastic_room
+from adloco.cli.alerts import Alerts
 from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say, working
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 Settings = list[tuple[str, str]]
 
 
-def train_here(arguments: "Train") -> int:
+def train_here(arguments: "Train", alerts: Alerts) -> int:
     """Train the run of a line in this process.
 
     Args:
         arguments: Of `adloco train`.
+        alerts: Who is told what happens.
 
     Returns:
         The exit code.
@@ -47,14 +49,14 @@ def train_here(arguments: "Train") -> int:
     settings = _run_settings(arguments)
     elastic_room.check_settings(settings)
     if num_ranks() == 1 or not elastic_room.is_there():
-        return _Process(arguments, settings).train() or 0
+        return _Process(arguments, settings, alerts).train() or 0
     from adloco.elastic.copies import MemoryCopies
     from adloco.elastic.regroup import Regrouping
 
     regrouping = Regrouping.begin(settings, arguments.resume, arguments.trust_recipe)
     if regrouping is None:
         return 0
-    process = _Process(arguments, settings, regrouping, MemoryCopies())
+    process = _Process(arguments, settings, alerts, regrouping, MemoryCopies())
     while (code := process.train()) is None:
         if not process.meets_again():
             return 0
@@ -68,6 +70,7 @@ class _Process:
         self,
         arguments: "Train",
         settings: RunSettings,
+        alerts: Alerts,
         regrouping: "Regrouping | None" = None,
         copies: Copies | None = None,
     ) -> None:
@@ -75,7 +78,10 @@ class _Process:
         self._settings = settings
         self._regrouping = regrouping
         self._copies = copies
-        self._ending = RankEnd()
+        self._alerts = alerts
+        self._ending = RankEnd(alerts)
+        self._failure = ""
+        """The failure from which the ranks that remain recover."""
         self._joined = False
         """True once this process has trained a part of the run."""
 
@@ -104,11 +110,18 @@ class _Process:
                 run, given = self._open(console)
                 log = opened.enter_context(train_log(run))
                 code = train(
-                    run, console, log, given, end=ending.after_signal, regrouping=regrouping
+                    run,
+                    console,
+                    log,
+                    given,
+                    end=ending.after_signal,
+                    regrouping=regrouping,
+                    alerts=self._alerts,
                 )
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None
+            self._failure = str(error)
             return None
         if regrouping:
             regrouping.ended(code)
@@ -146,6 +159,10 @@ class _Process:
                 else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
             )
         self._ending.run, self._ending.folder = run, run.folder
+        self._alerts.about = str(run.folder)
+        if self._failure:
+            self._alerts.tell("recovered", f"{num_ranks()} ranks go on; {self._failure}")
+            self._failure = ""
         if self._regrouping:
             self._regrouping.opened(run)
         if not self._joined and speaks_for_machine():

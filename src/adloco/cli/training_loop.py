@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
+from adloco.cli.alerts import Alerts
 from adloco.cli.closing import closing_lines
 from adloco.cli.opening import opening_lines
 from adloco.cli.run_text import evaluation_text, event_texts, round_text, wire_name
@@ -44,6 +45,7 @@ def train(
     *,
     end: Callable[[int], None] | None = None,
     regrouping: "Regrouping | None" = None,
+    alerts: Alerts | None = None,
 ) -> int | None:
     """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
 
@@ -55,11 +57,12 @@ def train(
         end: Called with a signal that came while this rank waited for another one for longer than
             run.grace_seconds. It must end the process. None: this process is alone.
         regrouping: Other ranks that may join or continue alone; None: there are none.
+        alerts: Who is told that it stalls, recovers or ends; None: nobody.
 
     Returns:
         The exit code; None if the run was saved for its ranks to meet again.
     """
-    return _Training(run, console, log, end, regrouping).run(settings)
+    return _Training(run, console, log, end, regrouping, alerts or Alerts()).run(settings)
 
 
 class _Training:
@@ -72,10 +75,12 @@ class _Training:
         log: logging.Logger,
         end: Callable[[int], None] | None,
         regrouping: "Regrouping | None",
+        alerts: Alerts,
     ) -> None:
         self._run = run
         self._end = end
         self._regrouping = regrouping
+        self._alerts = alerts
         self._console = console
         self._log = log
         self._said: set[str] = set()
@@ -93,7 +98,8 @@ class _Training:
             self._say(notice, logging.WARNING)
         records = run.records.read() if run.placement.is_rank_zero else []
         times = [0.0, *(record["seconds"] for record in records)]
-        self._check_times(max((end - begin for begin, end in pairwise(times)), default=0.0))
+        longest = max((end - begin for begin, end in pairwise(times)), default=0.0)
+        self._check_times(longest)
         saved, watch, joining = (
             run.saving.newest,
             Watch(run.recipe.batch_cap, signs_of_options()),
@@ -106,7 +112,7 @@ class _Training:
             _plain_warnings(self._log),
         ):
             seconds = times[-1]
-            for record in run.rounds():
+            for record in self._alerts.watched(run.rounds(), longest):
                 signs = watch.see(record)
                 view.show(record, signs)
                 self._log_round(record)
@@ -135,7 +141,9 @@ class _Training:
                 self._say("stopped and saved; the other ranks continue the run")
                 return INTERRUPTED
             self._log.info("checkpoint %s", run.saving.newest)
-            self._say(f"stopped and saved; resume with: adloco train --resume {run.folder}")
+            stopped = f"stopped and saved; resume with: adloco train --resume {run.folder}"
+            self._say(stopped)
+            self._alerts.tell("stopped", stopped)
             return INTERRUPTED
         if not run.placement.is_rank_zero:
             return 0
@@ -154,8 +162,10 @@ class _Training:
             )
             return 0
         records = run.records.read()
-        for line in closing_lines(run, summary, records):
+        closing = closing_lines(run, summary, records)
+        for line in closing:
             self._say(line)
+        self._alerts.tell("ended", closing[0])
         problem = no_success(records)
         if problem:
             self._say(problem, logging.WARNING)
