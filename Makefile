@@ -42,9 +42,10 @@ without-lab without-elastic: without-%: install
 	ln -s ../../$(VENV) build/$@/$(VENV)
 	cd build/$@ && PYTHONPATH=src $(PYTEST)
 
-# Every placement and every combination, as the nightly job runs them.
+# Every placement and every combination, as the nightly job runs them, with the lines that the
+# test processes (not the ranks that they start) have covered.
 test-all: install
-	$(PYTEST) --all
+	$(PYTEST) --all --cov=adloco --cov-report=term:skip-covered
 
 check: docs
 	$(VENV)/bin/ruff format --check .

@@ -77,7 +77,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     assert "; continues in round 3" in second[2]
     assert second[3].endswith(" 1 trainer of 2 workers; on cpu (2 cores)"), "they have merged"
     late = "WARNING the last checkpoint took 0 s, longer than run.grace_"
-    assert position(second, late) == 6
+    assert position(second, late) == 7
     assert sum("the last checkpoint took" in line for line in lines) == 1
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.removeprefix("INFO ") for line in second[-7:]] == printed[-7:]

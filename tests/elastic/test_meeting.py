@@ -279,5 +279,5 @@ def test_a_rank_that_waits_to_join_ends_with_its_own_launcher(
     """The store can be kept on another machine."""
     parents = iter([7, 7, 1])
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
-    with pytest.raises(RankFailureError, match="the process that started this rank is gone"):
+    with pytest.raises(RankFailureError, match="the process that started the ranks is gone"):
         join(5)

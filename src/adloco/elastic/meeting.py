@@ -148,7 +148,7 @@ def join(process: int) -> Quorum | None:
             if store.check([OVER]):
                 return None
             if os.getppid() != launcher:
-                raise RankFailureError("the process that started this rank is gone")
+                raise RankFailureError("the process that started the ranks is gone")
             time.sleep(LOOK_SECONDS)
         members = tuple(read_decision(store, number).members)
         if process in members:
