@@ -37,7 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from chaos_checks import TIMEOUT_SECONDS, Fault, Outcome, RunFiles, names_below, problems, schedule
+from chaos_checks import SILENT_SECONDS, Fault, Outcome, RunFiles, names_below, problems, schedule
 from chaos_run import FAULTS, DisturbedRun
 from common import script_parser, table
 from links_network import (
@@ -63,7 +63,7 @@ SETTINGS = f"""
 --method.workers_per_trainer 2 --method.sync_every 10 --batch.eta 0.5 --batch.initial 4
 --batch.minimum 4 --batch.maximum 16 --learning_rate.shape constant --evaluation.windows 8
 --run.tokens 0 --run.trackers none --run.checkpoint_every 1 --run.keep_checkpoints 3
---run.timeout_seconds {TIMEOUT_SECONDS} --run.grace_seconds 10
+--run.silent_seconds {SILENT_SECONDS} --run.grace_seconds 10
 """.split()
 """25,184 parameters, two trainers of two workers that merge after round 3, and rounds of about half
 a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of a changed bit.

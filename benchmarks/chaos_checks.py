@@ -19,8 +19,8 @@ from adloco.run.checkpoint import DAMAGED, newest
 
 START_SECONDS, ROUND_SECONDS = 8.0, 0.6
 """About what passes before the first round, and what a round takes."""
-TIMEOUT_SECONDS = 5
-"""`run.timeout_seconds` of the runs."""
+SILENT_SECONDS = 5
+"""`run.silent_seconds` of the runs."""
 SILENT = ("stop", "cut", "half-open")
 """Faults that others notice by nothing but silence."""
 
@@ -77,13 +77,13 @@ class Outcome:
     def goal(self) -> float:
         """Seconds within which the run should have gone on: after a round and 5 s in place, after
         60 s by a restart. A fault that passes may last first, and silence is noticed within twice
-        `TIMEOUT_SECONDS`.
+        `SILENT_SECONDS`.
         """
         noticed = self.fault.seconds if self.passes else 0.0
         if not self.in_place:
             return noticed + 60
         if self.fault.kind in SILENT:
-            noticed = min(noticed or math.inf, 2.0 * TIMEOUT_SECONDS)
+            noticed = min(noticed or math.inf, 2.0 * SILENT_SECONDS)
         return noticed + ROUND_SECONDS + 5
 
     @property

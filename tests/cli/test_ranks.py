@@ -614,13 +614,13 @@ def test_a_polite_kill_is_heard_while_a_rank_waits_for_a_stopped_one(
 
 @NEEDS_ELASTIC
 def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
-    with two_ranks(small, tmp_path, "--run.timeout_seconds", "4") as (process, children):
+    with two_ranks(small, tmp_path, "--run.silent_seconds", "4") as (process, children):
         os.kill(children[1], signal.SIGSTOP)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert error == (
         f"adloco (rank 0): rank 1 on {socket.gethostname()} has given no sign of life for "
-        "timeout_seconds = 4 s; it is stopped, or its machine or link is down; "
+        "silent_seconds = 4 s; it is stopped, or its machine or link is down; "
         f"resume with: adloco train --resume {tmp_path / 'run'}\n"
     )
     assert not any(Path(f"/proc/{child}").exists() for child in children)

@@ -54,7 +54,7 @@ def test_those_that_remain_after_a_death_are_numbered_again(store: Any) -> None:
 
 
 def test_a_silent_one_is_left_out_and_told_so_if_it_comes(store: Any) -> None:
-    """The number of looks follows timeout_seconds: five of them here."""
+    """The number of looks follows silent_seconds: five of them here."""
     found = at_once(after(0, seconds=1), after(1, seconds=1), after(3, seconds=1))
     assert [quorum.members for quorum in found] == [(0, 1, 3)] * 3
     (late,) = at_once(after(2))
@@ -118,7 +118,7 @@ def find_silent(rank: int) -> Heartbeats:
 
 
 def test_a_stopped_one_is_not_waited_for_again(store: Any, clock: Clock) -> None:
-    """Its heartbeats have stopped for timeout_seconds already."""
+    """Its heartbeats have stopped for silent_seconds already."""
     find_silent(1)
     comes(2, 3)
     assert next_quorum(members(0), ALONE, 4, 40.0).members == (0, 2, 3)

@@ -192,7 +192,7 @@ def listens(port: int) -> bool:
 @pytest.mark.parametrize(
     ("ranks", "signals", "extra"),
     [
-        (3, [signal.SIGSTOP], ["--run.timeout_seconds", "4"]),
+        (3, [signal.SIGSTOP], ["--run.silent_seconds", "4"]),
         (3, [signal.SIGTERM], ["--run.copy_every", "2"]),
         (3, [signal.SIGKILL, signal.SIGKILL], ["--restart"]),
         (4, [signal.SIGKILL], ["--restart", "--placement.shard_size", "2"]),

@@ -40,7 +40,7 @@ def test_a_counter_that_stays_is_silent_and_one_that_counts_is_not() -> None:
 def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
     """Rank 1 counts once; rank 2 continues; rank 0 looks."""
     store = dist.HashStore()
-    hearts = [Heartbeats(store, rank, 3, timeout_seconds=40.0) for rank in range(3)]
+    hearts = [Heartbeats(store, rank, 3, silent_seconds=40.0) for rank in range(3)]
     store.set("host-1", "node7\x1b")
     hearts[1].beat()
     errors = []
@@ -50,7 +50,7 @@ def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
     assert errors[:-1] == [None] * BEATS
     assert isinstance(errors[-1], RankFailureError)
     assert "rank 1 on node7" in str(errors[-1])
-    assert "timeout_seconds = 40 s" in str(errors[-1])
+    assert "silent_seconds = 40 s" in str(errors[-1])
     assert [known_silent(store, rank) for rank in range(3)] == [False, True, False]
     hearts[1].count_up()
     assert not known_silent(store, 1), "it gives signs of life again"
@@ -71,7 +71,7 @@ def test_a_store_that_does_not_answer_is_noticed() -> None:
 def test_ranks_that_are_gone_are_named_with_their_machines() -> None:
     """Ranks 1 and 3 have ended; rank 2 lives; rank 4 never came so far as to give a sign."""
     store = dist.HashStore()
-    hearts = [Heartbeats(store, rank, 5, timeout_seconds=40.0) for rank in range(5)]
+    hearts = [Heartbeats(store, rank, 5, silent_seconds=40.0) for rank in range(5)]
     for rank, heart in enumerate(hearts[:4]):
         store.set(f"host-{rank}", f"node{rank}")
         heart.count_up()
@@ -121,7 +121,7 @@ if rank == 1:
 
 
 def group(quorum):
-    watch = Watch(end=lambda _: os._exit(9), timeout_seconds=2.0, recover=lambda: None)
+    watch = Watch(end=lambda _: os._exit(9), silent_seconds=2.0, recover=lambda: None)
     return process_group(2.0, watch=watch, quorum=quorum)
 
 
@@ -160,7 +160,7 @@ from adloco.elastic.watch import Watch
 
 rank = int(os.environ["RANK"])
 quorum = Quorum(number=0, members=(0, 1), process=rank)
-watch = Watch(end=lambda _: os._exit(9), timeout_seconds=0.5, recover=lambda: None)
+watch = Watch(end=lambda _: os._exit(9), silent_seconds=0.5, recover=lambda: None)
 with process_group(0.5, watch=watch, quorum=quorum):
     print("both are there", flush=True)
     sys.stdin.read(1)
@@ -202,7 +202,7 @@ def test_a_run_whose_store_has_ended_may_be_started_again(
     monkeypatch.setenv("MASTER_PORT", launcher.stdout.readline().decode().strip())
     ends = queue.Queue[OtherRankError]()
     quorum = Quorum(number=0, members=(0, 1), process=0)
-    with Watch(end=ends.put, timeout_seconds=4.0)(Notes(quorum)):
+    with Watch(end=ends.put, silent_seconds=4.0)(Notes(quorum)):
         launcher.kill()
         launcher.communicate()
         assert exit_code(ends.get(timeout=30)) == RANK_FAILURE

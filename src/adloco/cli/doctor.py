@@ -54,7 +54,11 @@ class Doctor(MachinesCommand):
         machines = Machines.read(self.machines, self.meet)
         if (self.ranks != 1 or machines) and num_ranks() == 1:
             return on_ranks(self.ranks, recipe, self.words, machines=machines)
-        settings = recipe.run if recipe else RunSettings(timeout_seconds=TIMEOUT_SECONDS)
+        settings = (
+            recipe.run
+            if recipe
+            else RunSettings(silent_seconds=TIMEOUT_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
+        )
         mine = look(Path(settings.folder or "runs"), settings.device)
         own = interface(mine, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
         if own.level == "problem":  # The others could not reach it, and all would wait.
@@ -62,9 +66,8 @@ class Doctor(MachinesCommand):
             return 1
         console = open_console(quiet=this_rank() != 0)
         levels = set()
-        seconds = settings.timeout_seconds
-        watch = elastic_room.watch(RankEnd().after_failure, seconds)
-        with process_group(seconds, watch=watch):
+        watch = elastic_room.watch(RankEnd().after_failure, settings.silent_seconds)
+        with process_group(settings.timeout_seconds, watch=watch):
             for finding in _findings(mine, recipe, console):
                 levels.add(finding.level)
                 _print_line(console, finding.level, finding.check, finding.text)

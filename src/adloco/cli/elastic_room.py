@@ -32,7 +32,7 @@ def check_settings(settings: RunSettings) -> None:
 
 def watch(
     end: Callable[[OtherRankError], None],
-    timeout_seconds: float,
+    silent_seconds: float,
     recover: Callable[[], None] | None = None,
 ) -> Watch | None:
     """A watch for `process_group`, with the arguments of elastic's `Watch`; None if this process is
@@ -42,7 +42,7 @@ def watch(
         return None
     from adloco.elastic.watch import Watch as Elastic
 
-    return Elastic(end=end, timeout_seconds=timeout_seconds, recover=recover)
+    return Elastic(end=end, silent_seconds=silent_seconds, recover=recover)
 
 
 def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Recovery | None":
@@ -55,5 +55,5 @@ def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Rec
     from adloco.elastic.machine_launcher import Recovery
     from adloco.elastic.regroup import recovers
 
-    seconds = settings.timeout_seconds
-    return Recovery(timeout_seconds=seconds, replaces=replaces) if recovers(settings) else None
+    seconds = settings.silent_seconds
+    return Recovery(silent_seconds=seconds, replaces=replaces) if recovers(settings) else None

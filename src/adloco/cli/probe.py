@@ -50,9 +50,8 @@ class Probe(RanksCommand):
         if self.ranks != 1 and num_ranks() == 1:
             return on_ranks(self.ranks, recipe, self.words)
         console = open_console(quiet=this_rank() != 0)
-        seconds = recipe.run.timeout_seconds
-        watch = elastic_room.watch(RankEnd().after_failure, seconds)
-        with process_group(seconds, watch=watch):
+        watch = elastic_room.watch(RankEnd().after_failure, recipe.run.silent_seconds)
+        with process_group(recipe.run.timeout_seconds, watch=watch):
             if self.throughput is None:
                 self._find_micro_batch(recipe, console)
             else:

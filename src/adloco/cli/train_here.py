@@ -96,12 +96,12 @@ class _Process:
         """
         regrouping, ending = self._regrouping, self._ending
         recovers = regrouping is not None and regrouping.recovers
-        seconds = self._settings.timeout_seconds
+        silent = self._settings.silent_seconds
         watch = elastic_room.watch(
-            ending.after_failure, seconds, ending.let_go if recovers else None
+            ending.after_failure, silent, ending.let_go if recovers else None
         )
         quorum = regrouping.quorum if regrouping else None
-        group = process_group(seconds, watch=watch, quorum=quorum)
+        group = process_group(self._settings.timeout_seconds, watch=watch, quorum=quorum)
         # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
         # closed outside, where the error of another rank has that rank's message.
         try:

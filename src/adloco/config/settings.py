@@ -68,9 +68,13 @@ class RunSettings:
     it (30 is torchrun's --shutdown-timeout). The run says if saving takes longer. A rank that waits
     for another one ends then.
     """
+    silent_seconds: float = setting(60.0, resume="free")
+    """A rank that gives no sign of life for so long is stopped or cut off, and has failed. One that
+    computes, or waits, gives several a second, however long its rounds are.
+    """
     timeout_seconds: float = setting(600.0, resume="free")
-    """A rank that gives no sign of life for so long has failed, and the run ends. A rank that is
-    slow is waited for, ten times as long.
+    """Time in which all ranks must have started. A rank that gives signs of life and is slow is
+    waited for, ten times as long.
     """
     on_rank_failure: Literal["stop", "replace", "drop"] = setting(
         "stop", resume="free", aliases=("on_loss",)
@@ -107,7 +111,7 @@ class RunSettings:
             "must be 0, or > 0 with {on_rank_failure} = replace or drop, not {on_rank_failure=}",
         )
         require_range(self, "grace_seconds", above=0, at_most=1e6)
-        require_range(self, "timeout_seconds", at_least=1, at_most=1e6)
+        require_range(self, "silent_seconds", "timeout_seconds", at_least=1, at_most=1e6)
         plain = self.name.isprintable() and not {"/", "\\"} & {*self.name}
         require_setting(
             plain and self.name not in (".", ".."),

@@ -37,7 +37,7 @@ from adloco.errors import RANK_FAILURE
 class Recovery:
     """The settings of a run whose ranks recover from the failure of one."""
 
-    timeout_seconds: float
+    silent_seconds: float
     """If no rank that trains gives a sign of life for twice as long, there is nobody to recover,
     and all are ended.
     """
@@ -125,7 +125,7 @@ class _Launcher:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the
             last one.
         """
-        silent = _AllSilent(self._store, self._recovery.timeout_seconds)
+        silent = _AllSilent(self._store, self._recovery.silent_seconds)
         over = False
         while not over and time.monotonic() < self._deadline:
             beat_as_launcher(self._store, self._place.launcher)
@@ -195,16 +195,16 @@ class _Launcher:
 class _AllSilent:
     """Notices that all members of a quorum are stopped, so that no rank can notice it."""
 
-    def __init__(self, store: Any, timeout_seconds: float) -> None:
+    def __init__(self, store: Any, silent_seconds: float) -> None:
         self._store = store
-        self._between = timeout_seconds / BEATS
+        self._between = silent_seconds / BEATS
         """Seconds from one look to the next."""
         self._next = time.monotonic()
         self._seen = list[int]()
         self._unchanged = 0.0
 
     def look(self, quorum: int, members: int) -> bool:
-        """True if no member has given a sign of life for twice timeout_seconds; called again and
+        """True if no member has given a sign of life for twice silent_seconds; called again and
         again.
 
         Args:

@@ -4,7 +4,7 @@ the next quorum.
 After a failure, or when others ask to join, every member says at the store that it is there. Once
 all are there or known to have failed, the first one to see that writes down the next quorum, and
 all read it. A member that is not there has failed if a launcher says so, if its heartbeats had
-stopped for timeout_seconds before and still do, or if it misses several of them during the meeting.
+stopped for silent_seconds before and still do, or if it misses several of them during the meeting.
 
 There is one store, so there is one next quorum: if a link divides the ranks, those that reach the
 store continue, and the others end. Two parts of a run never both continue.
@@ -84,7 +84,7 @@ def come(quorum: Quorum) -> None:
 
 @_at_store("met the others")
 def next_quorum(
-    quorum: Quorum, shape: tuple[int, int], most_islands: int, timeout_seconds: float
+    quorum: Quorum, shape: tuple[int, int], most_islands: int, silent_seconds: float
 ) -> Quorum | None:
     """Meet the other processes again; called by all that remain, outside the process group.
 
@@ -93,7 +93,7 @@ def next_quorum(
         shape: Shards and replicas of an island. One of which a rank has failed is left out, and
             its others ask to join.
         most_islands: More islands than that have nothing to do.
-        timeout_seconds: A process that gives no sign of life for so long has failed. Those that
+        silent_seconds: A process that gives no sign of life for so long has failed. Those that
             are only late at the meeting are waited for.
 
     Returns:
@@ -105,7 +105,7 @@ def next_quorum(
     come(quorum)
     store, number, process = connect(), quorum.number + 1, quorum.process
     launchers = Silence(round(LAUNCHER_SECONDS / LOOK_SECONDS))
-    states = _meet(store, quorum, timeout_seconds, launchers)
+    states = _meet(store, quorum, silent_seconds, launchers)
     present = [member for member in quorum.members if states[member] is State.WAITING]
     if is_decided(store, number):
         decision = read_decision(store, number)
@@ -176,14 +176,14 @@ def failed_islands(before: Quorum, after: Quorum, size: int) -> list[int]:
 
 
 def _meet(
-    store: Any, quorum: Quorum, timeout_seconds: float, launchers: Silence
+    store: Any, quorum: Quorum, silent_seconds: float, launchers: Silence
 ) -> dict[int, State]:
     """Return the state of each member, once nobody is waited for any more or the meeting is over.
 
     launchers: Looks for signs of life of the launchers of those that are late.
     """
     number, keys = quorum.number + 1, quorum.keys(store)
-    silence = Silence(round(min(SILENT_SECONDS, timeout_seconds) / LOOK_SECONDS))
+    silence = Silence(round(min(SILENT_SECONDS, silent_seconds) / LOOK_SECONDS))
     ranks = {member: rank for rank, member in enumerate(quorum.members)}
     states = dict.fromkeys(quorum.members, State.TRAINING)
 

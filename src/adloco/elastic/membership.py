@@ -17,7 +17,7 @@ class State(Enum):
     TRAINING = "in the newest quorum"
     WAITING = "at the meeting that finds the next quorum"
     JOINING = "has asked to be in a later quorum"
-    SILENT = "not heard of for run.timeout_seconds, or for 3 s of a meeting"
+    SILENT = "not heard of for run.silent_seconds, or for 3 s of a meeting"
     GONE = "has ended"
 
 

@@ -130,7 +130,7 @@ class Regrouping:
         if run:
             run.saving.wait()  # All can resume from a checkpoint that is complete.
         before, most_islands = self.quorum, len(self._method.living_workers)
-        seconds = self._settings.timeout_seconds
+        seconds = self._settings.silent_seconds
         quorum = next_quorum(before, self._shape, most_islands, seconds)
         if quorum and run and self._settings.on_rank_failure == "drop":
             failed = failed_islands(before, quorum, prod(self._shape))

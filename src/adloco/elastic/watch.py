@@ -7,7 +7,7 @@ seconds, so that a rank that was stopped itself and continues blames nobody.
 
 What the thread then does, `membership.TABLE` says. If the members are to meet, it cuts this rank's
 connections, so that its main thread waits for nobody, and gives signs of life until that has left
-the group. If it still waits after timeout_seconds, the process is ended as one that was killed.
+the group. If it still waits after silent_seconds, the process is ended as one that was killed.
 """
 
 import os
@@ -26,7 +26,7 @@ from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.errors import OtherRankError, RankFailureError
 
 BEATS = 4
-"""Heartbeats, and looks at those of the others, in timeout_seconds."""
+"""Heartbeats, and looks at those of the others, in silent_seconds."""
 BEAT_SECONDS = 0.5
 """The longest time from one sign of life to the next."""
 SILENT_SECONDS = 3.0
@@ -36,7 +36,7 @@ lives gives several.
 GRACE_SECONDS = 2.0
 """Seconds that the main thread may take to notice a failure by itself."""
 IDLE = 0.05
-"""A process that computes for less than this share of timeout_seconds waits for something."""
+"""A process that computes for less than this share of silent_seconds waits for something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Watch:
     """Called from a thread with the error if another rank failed and this one does not notice by
     itself. It must end the process.
     """
-    timeout_seconds: float
+    silent_seconds: float
     """A rank that gives no sign of life for so long has failed."""
     recover: Callable[[], None] | None = None
     """Called from a thread instead of `end` if a rank was killed, stopped or cut off. It should let
@@ -82,17 +82,15 @@ class _Thread(threading.Thread):
         self.done = threading.Event()
         self._watch = watch
         self._notes = notes
-        self._hearts = Heartbeats(
-            notes.keys, rank, len(notes.quorum.members), watch.timeout_seconds
-        )
+        self._hearts = Heartbeats(notes.keys, rank, len(notes.quorum.members), watch.silent_seconds)
         self._over = threading.Event()
         self._reads = 0
-        self._poll_seconds = min(BEAT_SECONDS, watch.timeout_seconds / BEATS)
+        self._poll_seconds = min(BEAT_SECONDS, watch.silent_seconds / BEATS)
         self._kept = open_sockets()
         """Sockets that were open before the group was made, this thread's own among them."""
 
     def run(self) -> None:
-        seconds = self._watch.timeout_seconds
+        seconds = self._watch.silent_seconds
         arguments = (lambda: self._reads, self._over, seconds, self._store_is_silent)
         threading.Thread(target=watch_progress, args=arguments, daemon=True).start()
         try:
@@ -116,7 +114,7 @@ class _Thread(threading.Thread):
 
     def _first_failure(self) -> OtherRankError | None:
         """The first failure that is seen here or written by others; None once all is done."""
-        polls = max(1, round(self._watch.timeout_seconds / BEATS / self._poll_seconds))
+        polls = max(1, round(self._watch.silent_seconds / BEATS / self._poll_seconds))
         while not self._stopped_waiting():
             # What is read must be read before waiting: the store ends with the process that keeps
             # it.
@@ -130,7 +128,7 @@ class _Thread(threading.Thread):
 
     def _wait_for_main_thread(self) -> None:
         """Give signs of life: the others wait at the meeting for a rank as long as it lives."""
-        seconds = self._watch.timeout_seconds
+        seconds = self._watch.silent_seconds
         began, used = time.monotonic(), time.process_time()
         while not self._stopped_waiting():
             if time.monotonic() - began > seconds:
@@ -153,7 +151,7 @@ class _Thread(threading.Thread):
         self._finish(
             RankFailureError(
                 f"the store at {address}, through which the ranks find each other, has not "
-                f"answered for timeout_seconds = {self._watch.timeout_seconds:g} s; the process "
+                f"answered for silent_seconds = {self._watch.silent_seconds:g} s; the process "
                 "that keeps it (torchrun, adloco train --ranks, or rank 0) is stopped, or its "
                 "machine or link is down"
             )
@@ -163,7 +161,7 @@ class _Thread(threading.Thread):
         """End the process, unless the main thread notices by itself in time."""
         seconds = GRACE_SECONDS
         if isinstance(error, RankFailureError):
-            seconds = min(seconds, self._watch.timeout_seconds / BEATS)
+            seconds = min(seconds, self._watch.silent_seconds / BEATS)
         if not self.done.wait(seconds):
             self._watch.end(error)
 
@@ -191,25 +189,25 @@ class Silence:
 class Heartbeats:
     """The heartbeats of all ranks in a store."""
 
-    def __init__(self, store: Any, rank: int, num_ranks: int, timeout_seconds: float) -> None:
+    def __init__(self, store: Any, rank: int, num_ranks: int, silent_seconds: float) -> None:
         """
         Args:
             store: The store at which the ranks met.
             rank: This rank.
             num_ranks: All ranks.
-            timeout_seconds: A rank that is silent for so long has failed.
+            silent_seconds: A rank that is silent for so long has failed.
         """
         self._store = store
         self._rank = rank
         self._others = [str(other) for other in range(num_ranks) if other != rank]
-        self._timeout_seconds = timeout_seconds
+        self._silent_seconds = silent_seconds
         self._silence = Silence()
         store.set(f"host-{rank}", socket.gethostname())
 
     def beat(self) -> RankFailureError | None:
         """Count up, look at the others, and return the error if one has failed.
 
-        Called `BEATS` times in timeout_seconds.
+        Called `BEATS` times in silent_seconds.
         """
         self.count_up()
         counts = {other: beats(self._store, int(other)) for other in self._others}
@@ -220,7 +218,7 @@ class Heartbeats:
             return None
         return RankFailureError(
             f"{with_host(self._store, int(silent[0]))} has given no sign of life for "
-            f"timeout_seconds = {self._timeout_seconds:g} s; it is stopped, or its machine or link "
+            f"silent_seconds = {self._silent_seconds:g} s; it is stopped, or its machine or link "
             "is down"
         )
 
@@ -235,7 +233,7 @@ def beats(store: Any, rank: int) -> int:
 
 
 def known_silent(store: Any, rank: int) -> bool:
-    """True if another rank has found this one silent for timeout_seconds, and it still is."""
+    """True if another rank has found this one silent for silent_seconds, and it still is."""
     key = f"silent-{rank}"
     return store.check([key]) and int(store.get(key)) == beats(store, rank)
 
@@ -282,15 +280,15 @@ def _missing(notes: Notes) -> RankFailureError | None:
 def watch_progress(
     progress: Callable[[], int],
     over: threading.Event,
-    timeout_seconds: float,
+    silent_seconds: float,
     on_silence: Callable[[], None],
 ) -> None:
-    """Call `on_silence` if a counter stays unchanged for timeout_seconds before `over` is set.
+    """Call `on_silence` if a counter stays unchanged for silent_seconds before `over` is set.
 
     A thread that talks to a store cannot time itself: it waits for ever if the store is frozen.
     """
     silence = Silence()
-    while not over.wait(timeout_seconds / BEATS):
+    while not over.wait(silent_seconds / BEATS):
         if silence.look({"progress": progress()}):
             on_silence()
             return
