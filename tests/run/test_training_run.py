@@ -4,6 +4,7 @@ import gc
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.shipped import shipped_recipes
 from adloco.options import option_metrics
-from adloco.run.checkpoint import list_checkpoints
+from adloco.run import saving
+from adloco.run.checkpoint import list_all, list_checkpoints
 from adloco.run.training_run import TrainingRun
 from tests.problems import SHARED_DATA, cases, needs_shared_data, without_timings
 
@@ -472,6 +474,70 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
     assert resumed.progress().tokens > resumed.newest["tokens"]
     assert len(list(resumed.rounds())) == len(expected) - 2
     assert numbers(tmp_path / "stopped") == expected
+
+
+def test_a_checkpoint_within_a_round_changes_nothing_and_is_resumed(
+    small: list[str], tmp_path: Path
+) -> None:
+    """As run.checkpoint_seconds has it, but told by a hook in place of a clock."""
+    assert main(["train", "adloco", *small, *MERGING]) == 0
+    expected = numbers(tmp_path / "run")
+
+    rare = ["--run.checkpoint_every", "1000", "--run.folder", str(tmp_path / "paused")]
+    run = make_run("adloco", [*small, *MERGING, *rare])
+    rounds = run.rounds()
+    for _ in range(2):
+        next(rounds)
+    passes = itertools.count(1)
+    hook = run.algorithm.workers[0].model.register_forward_pre_hook(
+        lambda model, inputs: run.pause() if next(passes) == 2 else None
+    )
+    next(rounds)
+    run.saving.wait()
+    hook.remove()
+    kept = [path.name for path in list_all(tmp_path / "paused" / "checkpoints")]
+    assert len(kept) == 2 and kept[-1].startswith("round-000002-"), "in the third round"
+    shutil.copytree(tmp_path / "paused", tmp_path / "killed")
+    assert len(list(rounds)) == len(expected) - 3
+    assert numbers(tmp_path / "paused") == expected
+
+    resumed = TrainingRun.resume(tmp_path / "killed")
+    assert resumed.algorithm.state.in_round
+    assert len(list(resumed.rounds())) == len(expected) - 2
+    assert numbers(tmp_path / "killed") == expected
+
+
+def test_the_time_without_a_checkpoint_is_limited(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer of each round has what is left of the time, and ends with the round."""
+    begun: list[tuple[float, Any]] = []
+    started: list[bool] = []
+    ended: list[bool] = []
+
+    class Told:
+        def __init__(self, seconds: float, function: Any) -> None:
+            begun.append((seconds, function))
+            self.daemon = False
+
+        def start(self) -> None:
+            started.append(True)
+            if len(begun) == 2:
+                begun[-1][1]()
+
+        def cancel(self) -> None:
+            ended.append(True)
+
+    monkeypatch.setattr(saving, "Timer", Told)
+    run = make_run("diloco", [*small, "--run.checkpoint_seconds", "5"])
+    done = len(list(run.rounds()))
+    assert len(started) == len(ended) == done + 1, "one round was paused"
+    assert all(seconds <= 5 for seconds, _ in begun)
+    off = make_run(
+        "diloco", [*small, "--run.checkpoint_seconds", "0", "--run.folder", str(tmp_path / "off")]
+    )
+    next(off.rounds())
+    assert len(started) == done + 1
 
 
 def test_a_bpe_run_keeps_its_tokenizer(

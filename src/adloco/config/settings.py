@@ -57,6 +57,10 @@ class RunSettings:
     """
     checkpoint_every: int = setting(10, resume="free", traceless=True)
     """Rounds from one checkpoint to the next. The last round always writes one."""
+    checkpoint_seconds: float = setting(1800.0, resume="free", traceless=True)
+    """Longest time without a checkpoint: one is also written within a round, after the inner steps
+    in progress. 0: only after rounds.
+    """
     keep_checkpoints: int = setting(2, resume="free", traceless=True)
     """Number of checkpoints to keep; older ones are deleted."""
     keep_best: bool = setting(False, resume="free")
@@ -104,6 +108,7 @@ class RunSettings:
         require_range(self, *self.limits, "threads", at_least=0)
         require_setting(0 <= self.seed < 2**63, self, "seed", "must be >= 0 and < 2^63")
         require_range(self, "checkpoint_every", "keep_checkpoints", above=0)
+        require_range(self, "checkpoint_seconds", at_least=0, at_most=1e6)
         require_setting(
             self.copy_every == 0 or (self.copy_every > 0 and self.on_rank_failure != "stop"),
             self,

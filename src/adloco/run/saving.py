@@ -6,9 +6,11 @@ import shutil
 import socket
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from adloco.algorithms.state_parts import RUN
@@ -61,6 +63,7 @@ class Saving:
         self._before_run = before_run
         self._copying = self._warned = False
         self._began = 0.0
+        self._newest_began = time.monotonic()
         self._name = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
@@ -96,6 +99,7 @@ class Saving:
         """
         self.wait()
         self.look()
+        self._newest_began = time.monotonic()
         if name == self.newest:  # No step was trained since the run was resumed.
             return
         if not last:
@@ -109,6 +113,21 @@ class Saving:
                 f"the last checkpoint of the run {self._problem(error)}; make room there, then "
                 f"resume from {self.newest} with: adloco train --resume {self._folder}"
             ) from error
+
+    @contextmanager
+    def overdue(self, seconds: float, save: Callable[[], None]) -> Iterator[None]:
+        """Call `save` once so many seconds have passed since the last checkpoint; 0: never.
+
+        Each rank has a timer of its own, so that all leave their steps at about the same time.
+        """
+        timer = Timer(self._newest_began + seconds - time.monotonic(), save)
+        timer.daemon = True
+        if seconds:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def look(self) -> None:
         """Learn if all ranks have written what was begun; warn if one had no room."""

@@ -111,6 +111,7 @@ class TrainingRun:
         if stored:
             self.saving.seconds = stored.about["checkpoint_seconds"]
         self.copies = copies
+        self._told = False  # To stop; by this process, not by another rank.
         self.resumed = stored is not None
         self.newest: Record = {}
         """The newest line of metrics.jsonl; empty before the first round."""
@@ -127,10 +128,8 @@ class TrainingRun:
             problem = problem_of_model(self.task, first.model, self.device)
             first.engine.after_evaluation()
             require(not problem, problem)
-        model, context = (
-            next(iter(self.algorithm.workers.values())).model,
-            recipe.data.context_tokens,
-        )
+        model = next(iter(self.algorithm.workers.values())).model
+        context = recipe.data.context_tokens
         self._use = use_per_token(model, context, self.device, placement.num_ranks)
         """MFU for each token in a second; None if it is not known."""
         self._parts = parts
@@ -316,11 +315,14 @@ class TrainingRun:
             report = self._round()
             content = cache(self._checkpoint)
             if report is None:
+                ends, self._told = self.placement.any(self._told), False
                 # This rank may leave, and take its disk along.
                 if self.copies and self.copies.made:
                     self._copy(content)
-                self._save(content, last=True)
-                return
+                self._save(content, last=ends)
+                if ends:
+                    return
+                continue
             if self.finished:
                 # The round can be larger than planned, so `last` can have been False.
                 self.algorithm.average_replicas()
@@ -350,9 +352,10 @@ class TrainingRun:
         try:
             size = self._next_round()
             last = self._budget.ends_after(self.algorithm.state, size)
-            return self.algorithm.round(
-                size.steps, self._memory.phase, final_samples=size.final, last=last
-            )
+            with self.saving.overdue(self.recipe.run.checkpoint_seconds, self.pause):
+                return self.algorithm.round(
+                    size.steps, self._memory.phase, final_samples=size.final, last=last
+                )
         except NonFiniteLossError as error:
             raise self._with_checkpoint(error) from error
         except OutOfMemoryError as error:
@@ -385,6 +388,11 @@ class TrainingRun:
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` continues from there."""
+        self._told = True
+        self.algorithm.stop()
+
+    def pause(self) -> None:
+        """Save a checkpoint after the inner steps in progress, and continue the round."""
         self.algorithm.stop()
 
     @property
