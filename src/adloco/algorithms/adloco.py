@@ -92,7 +92,7 @@ class AdLoCo:
         # A sharded parameter has the size of the whole one here.
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
-        self._start = Replica.of(first.model, with_residuals=False, on_host=False)
+        self._start = Replica.of(first.model)
         rule = self._batching.rule
         chosen = Chosen(
             sync_every=method.sync_every,

@@ -37,7 +37,7 @@ class Replica:
     """
 
     @staticmethod
-    def of(model: nn.Module, *, with_residuals: bool, on_host: bool) -> "Replica":
+    def of(model: nn.Module, *, with_residuals: bool = False, on_host: bool = False) -> "Replica":
         """The replica of a model.
 
         Args:

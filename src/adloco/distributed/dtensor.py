@@ -87,7 +87,7 @@ def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
+def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool = False) -> Tensor:
     """Zeros that are sharded like a tensor, in host memory or on the tensor's device."""
     shard = local(tensor)
     zeros = torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device)
@@ -95,7 +95,7 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool) -> Tensor:
 
 
 @torch.no_grad()
-def copied(tensor: Tensor, *, to_host: bool, dtype: torch.dtype | None = None) -> Tensor:
+def copied(tensor: Tensor, *, to_host: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """Copy a tensor, with its shards, to host memory or on its own device.
 
     dtype: Data type of the copy; None: the tensor's own.

@@ -54,9 +54,10 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     Returns:
         A multiple of the model's size in its own data type; 0 if they are kept on the host.
     """
-    elsewhere = recipe.outer_memory.on_host and device.type != "cpu"
     size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
-    return 0 if elsewhere else OUTER_COPIES * size * recipe.method.num_trainers
+    if recipe.outer_memory.off(device.type):
+        return 0
+    return OUTER_COPIES * size * recipe.method.num_trainers
 
 
 def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:

@@ -84,7 +84,7 @@ class WarmStart:
 
         def build() -> nn.Module:
             model = problem.build_model()
-            self._check_shape(Replica.of(model, with_residuals=False, on_host=False))
+            self._check_shape(Replica.of(model))
             if problem.fill is None:
                 self._fill(model, model)
             return model
@@ -113,7 +113,7 @@ class WarmStart:
 
     def _fill(self, model: nn.Module, part: nn.Module) -> None:
         """Copy the parameters and buffers that a part of the model owns, or all for the model."""
-        mine = Replica.of(model, with_residuals=False, on_host=False)
+        mine = Replica.of(model)
         own = {*part.parameters(), *part.buffers()}
         pairs = zip((*self._params, *self._buffers), (*mine.params, *mine.buffers), strict=True)
         chosen = [(source, target) for source, target in pairs if target in own]

@@ -74,10 +74,7 @@ class FullGradient:
         """
         params, samples = trainable(self.model), sum(batch.samples for batch in batches)
         self.model.eval()
-        full = [
-            zeros_like(each, torch.promote_types(each.dtype, torch.float32), to_host=False)
-            for each in params
-        ]
+        full = [zeros_like(each, torch.promote_types(each.dtype, torch.float32)) for each in params]
         loss = 0.0
         for batch, mean_loss in self._backward(batches, params, advance):
             loss += mean_loss * batch.samples / samples

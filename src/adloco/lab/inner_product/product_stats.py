@@ -129,7 +129,7 @@ class ProductStep(MeasuredStep):
         """Zeros with the shapes of the parameters, in float32 or a more precise type."""
         types = [torch.promote_types(parameter.dtype, torch.float32) for parameter in self.params]
         pairs = zip(self.params, types, strict=True)
-        return [zeros_like(parameter, dtype, to_host=False) for parameter, dtype in pairs]
+        return [zeros_like(parameter, dtype) for parameter, dtype in pairs]
 
     def _set_gradients(self, gradients: Iterable[Tensor | None]) -> None:
         for parameter, gradient in zip(self.params, gradients, strict=False):

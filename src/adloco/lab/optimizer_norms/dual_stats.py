@@ -86,8 +86,7 @@ class DualStep:
         """
         losses, steps = [], self.passes(self.plan)
         sums = [
-            zeros_like(each, torch.promote_types(each.dtype, torch.float32), to_host=False)
-            for each in self.params
+            zeros_like(each, torch.promote_types(each.dtype, torch.float32)) for each in self.params
         ]
         groups = _Groups(self.plan, self.geometry.blocks, sums)
         with self.engine.adding(sums, groups.transform):

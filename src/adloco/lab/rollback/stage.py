@@ -144,7 +144,7 @@ def _copied(value: Any) -> Any:
     Tensors of the global parameters that are in host memory are copied there.
     """
     if isinstance(value, Tensor):
-        return copied(value, to_host=False)
+        return copied(value)
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
