@@ -17,6 +17,27 @@ def test_data_parallel_training_has_no_trainers() -> None:
     assert [one.recipe.method.num_trainers for one in others] == [1, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "rates", "expected"),
+    [
+        ("ddp", [], {8: 16.0, 32: 32.0}, 32),
+        ("diloco", [], {8: 16.0, 32: 32.0, 64: 30.0}, 32),
+        ("diloco", [], {4: 16.0, 8: 16.0}, 4),
+        ("diloco", [("placement.replica_size", "4")], {8: 16.0, 32: 32.0}, 8),
+        ("diloco", [("switch.max_micro_batch", "8")], {8: 16.0, 32: 32.0}, 8),
+        ("adloco", [("batch.eta", "1.5")], {1: 4.0}, 2),
+    ],
+    ids=["ddp", "fastest", "smallest of the fastest", "of each rank", "given", "of the norm test"],
+)
+def test_micro_batches_are_those_of_the_fastest_pass(
+    name: str, settings: list[tuple[str, str]], rates: dict[int, float], expected: int
+) -> None:
+    """A pass is over all ranks of an island; the norm test compares two samples of a worker."""
+    cluster = Cluster(islands=8, bandwidth="100mbit", samples_per_second=rates)
+    (one,) = candidates([name], [*ONE, *settings], cluster)
+    assert one.recipe.switch.max_micro_batch == expected
+
+
 def test_an_eta_counts_if_the_batch_rule_is_given_too() -> None:
     etas = [("batch.eta", "0.4"), ("batch.eta", "1.6")]
     found = candidates(["diloco"], [*ONE, ("batch.rule", "norm-test"), *etas], CLUSTER)

@@ -45,6 +45,18 @@ def test_diloco_by_hand() -> None:
     assert found.seconds == pytest.approx(2.5 * (12.5 + 0.32))
 
 
+def test_a_plan_names_the_measured_micro_batch() -> None:
+    """64 samples on two islands are one pass of 32 each in 1 s, not four of 8 in 0.5 s each."""
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0, 32: 32.0})
+    found = candidates(["diloco"], [*ONE, ("batch.initial", "64")], cluster)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
+    plan = make_plan(found, WORKLOAD, cluster, target)
+    assert plan.advice.chosen.step_seconds == (1.0, 1.0)
+    assert "32 samples in a step on average, in micro-batches of at most 32" in " ".join(
+        plan.advice.reasons
+    )
+
+
 def test_shares_by_speed_by_hand() -> None:
     """Of 12 samples islands of speeds 1 and 0.5 take 6 each, in 0.5 and 1 s, or 8 and 4, in 2/3 s
     both.

@@ -2,9 +2,12 @@
 
 Each candidate is a recipe that `adloco train` can run. A worker has an island of its own; settings
 that change nothing for a recipe (the wire format of data-parallel training) give no candidates.
+Micro-batches are those of the fastest pass that was measured on the cluster, unless
+`switch.max_micro_batch` is given: a recipe's own fit another machine.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -131,14 +134,12 @@ def _on_cluster(
     """
     first = build_recipe(override(read_values(name), list(point.items())))
     first.require_numbers()
-    if first.switch.max_micro_batch == "auto":
-        first = replace(
-            first,
-            switch=replace(
-                first.switch,
-                max_micro_batch=max(1, cluster.largest_pass // ranks_of_island(first)),
-            ),
-        )
+    if point.get("switch.max_micro_batch", "auto") == "auto":
+        ranks = ranks_of_island(first)
+        # A run refuses micro-batches that are too small for what its batch rule compares.
+        smallest = math.ceil(smallest_worker_batch(first) / ranks)
+        measured = max(smallest, cluster.fastest_pass // ranks)
+        first = replace(first, switch=replace(first.switch, max_micro_batch=measured))
     rule = first.batch
     plug_in = isinstance(rule, NormTest) and rule.estimator == "plug-in" and rule.eta
     if plug_in and plug_in >= 1:

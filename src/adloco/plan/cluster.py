@@ -95,6 +95,11 @@ class Cluster:
         """The largest pass of which the speed is known, in samples."""
         return max(self.samples_per_second)
 
+    @property
+    def fastest_pass(self) -> int:
+        """The smallest pass with the most samples per second, in samples."""
+        return max(sorted(self.samples_per_second), key=lambda size: self.samples_per_second[size])
+
     def pass_seconds(self, samples: float) -> float:
         """Mean seconds of a pass of an island of speed 1, by linear interpolation of what is known.
 

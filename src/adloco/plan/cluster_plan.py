@@ -65,6 +65,7 @@ def make_plan(
     found = [one.candidate for one in predictions]
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     advice = advise(predictions, on_bandwidth)
+    advice = replace(advice, reasons=(*advice.reasons, _micro_batches(advice.chosen, cluster)))
     between = target.interval and target.interval(
         advice.chosen.candidate.recipe, advice.chosen.batch
     )
@@ -98,6 +99,16 @@ def _that_fit(
         "at least; give islands more ranks, or a smaller model",
     )
     return [one for one in predictions if one.memory_bytes <= room]
+
+
+def _micro_batches(chosen: Prediction, cluster: Cluster) -> str:
+    fastest, each = cluster.fastest_pass, chosen.batch / chosen.exchanges[0].workers
+    return (
+        f"An island takes {each:,.4g} samples in a step on average, in micro-batches of at most "
+        f"{chosen.candidate.recipe.switch.b_max} on each rank (switch.max_micro_batch); of the "
+        f"passes that were measured, those of {fastest} samples are the fastest, with "
+        f"{cluster.samples_per_second[fastest]:,.4g} samples per second."
+    )
 
 
 def _of_time(cluster: Cluster) -> list[str]:

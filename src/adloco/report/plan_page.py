@@ -84,7 +84,7 @@ def crossing_text(plan: Plan) -> str:
 
 def cluster_words(cluster: Cluster) -> list[str]:
     """The cluster as sentences."""
-    fastest = max(cluster.samples_per_second, key=lambda size: cluster.samples_per_second[size])
+    fastest = cluster.fastest_pass
     pattern = "in rings" if cluster.pattern == "ring" else "all to all"
     several = (
         f"{cluster.islands} islands exchange {pattern} over links of "
