@@ -45,6 +45,8 @@ def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
     chosen = found["advice"]["chosen"]["label"]
     assert f"recommended: {chosen}" in said
     assert "Simulated, a round takes" in said
+    assert "The noise scale is missing, so all figures hold with batches of 8" in said
+    assert "The best of each method with batches of 8 samples only" in said
     assert len(found["predictions"]) == 5, "one of ddp and four of diloco"
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
     every = recipe.method.given_sync_every

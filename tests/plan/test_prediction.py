@@ -99,6 +99,10 @@ def test_without_limit_of_the_link_data_parallel_training_is_chosen() -> None:
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     plan = make_plan(found, workload, cluster, target)
     assert plan.advice.chosen.candidate.name == "ddp"
+    assert plan.condition == " with batches of 8 samples only"
+    assert "The noise scale is missing" in plan.advice.reasons[0]
+    known = tokens_target(found, noise_scale=20.0, sync_cost=0.1)
+    assert not make_plan(found, WORKLOAD, cluster, known).condition
 
 
 def test_equal_progress() -> None:

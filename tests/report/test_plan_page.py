@@ -269,6 +269,9 @@ def test_the_crossing_in_words(plan: Plan) -> None:
         "Data-parallel training is about as fast as all others at every bandwidth."
     )
     assert crossing_text(replace(never, over_bandwidth={"diloco": diloco})) == ""
+    assert crossing_text(replace(at, condition=" with batches of 8 samples only")).endswith(
+        "as fast as all others with batches of 8 samples only."
+    )
 
 
 def test_the_cluster_in_words() -> None:

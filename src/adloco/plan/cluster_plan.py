@@ -33,6 +33,9 @@ class Plan:
     """Method -> its fastest at each of `BANDWIDTHS`; [bandwidths]."""
     assumptions: tuple[str, ...]
     """Sentences."""
+    condition: str = ""
+    """The batches for which alone the figures hold, as an end of a sentence; empty if the target
+    knows what batches cost."""
 
 
 def make_plan(
@@ -69,6 +72,13 @@ def make_plan(
     between = target.interval and target.interval(
         advice.chosen.candidate.recipe, advice.chosen.batch
     )
+    condition = ""
+    if not target.prices_batches:
+        batches = " or ".join(
+            f"{batch:,.0f}" for batch in sorted({one.batch for one in predictions})
+        )
+        condition = f" with batches of {batches} samples only"
+        advice = replace(advice, reasons=(_without_noise_scale(condition), *advice.reasons))
     if between:
         told = (
             f"Its {advice.chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: "
@@ -83,6 +93,7 @@ def make_plan(
         advice=advice,
         over_bandwidth={name: [of[name] for of in choices] for name in by_method(predictions)},
         assumptions=(*_of_time(cluster), *target.assumptions),
+        condition=condition,
     )
 
 
@@ -99,6 +110,14 @@ def _that_fit(
         "at least; give islands more ranks, or a smaller model",
     )
     return [one for one in predictions if one.memory_bytes <= room]
+
+
+def _without_noise_scale(condition: str) -> str:
+    return (
+        f"The noise scale is missing, so all figures hold{condition}. Larger ones sync less often, "
+        "in data-parallel training above all, for a price in tokens that is not known: give "
+        "--noise-scale N (`adloco gradients RUN` measures it), or --runs with short runs."
+    )
 
 
 def _micro_batches(chosen: Prediction, cluster: Cluster) -> str:

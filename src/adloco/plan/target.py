@@ -36,6 +36,8 @@ class Target:
     """The tokens to the target, as 90% of the laws that fit the runs have them; None without."""
     assumptions: tuple[str, ...] = ()
     """Sentences."""
+    prices_batches: bool = True
+    """False if the noise scale, which tells what larger batches cost in tokens, is missing."""
 
 
 def tokens_target(
@@ -78,6 +80,7 @@ def tokens_target(
         name=f"the progress that {tokens:,.0f} tokens make in data-parallel training with "
         f"{smallest} samples a step",
         tokens=needed,
+        prices_batches=noise_scale is not None,
         assumptions=(
             batches,
             f"H local steps need H^{sync_cost:g} times the tokens (--sync-cost); wire format, "

@@ -46,7 +46,8 @@ def write_plan(plan: Plan, folder: Path, measured: Sequence[MeasuredPoint] = ())
     panel = plan_curves(plan, measured)
     (chart,) = panel.charts
     points = "; points were measured" if measured else ""
-    title = f"{plan.target}: each method with its best settings at each bandwidth{points}"
+    title = f"{plan.target}: each method with its best settings at each bandwidth"
+    title += f"{plan.condition}{points}"
     draw([(chart, "bandwidth", chart.measures[0])], title, folder / "plan.png")
     path = folder / "plan.html"
     write_page(path, "plan.html", _content(plan, panel, folder))
@@ -57,7 +58,7 @@ def best_table(plan: Plan) -> Table:
     """The best candidate of each method, for the page and for the terminal."""
     return _table(
         plan,
-        "The best of each method",
+        f"The best of each method{plan.condition}",
         "Bytes are those that leave each island. It is busy while it computes. Memory is without "
         "activations.",
         list(by_method(plan.predictions).values()),
@@ -70,7 +71,10 @@ def crossing_text(plan: Plan) -> str:
     """
     if plan.advice.crossing:
         bandwidth = readable(plan.advice.crossing, RATES)
-        return f"From {bandwidth} on, data-parallel training is about as fast as all others."
+        return (
+            f"From {bandwidth} on, data-parallel training is about as fast as all others"
+            f"{plan.condition}."
+        )
     fastest = [found[-1] for found in plan.over_bandwidth.values()]
     parallel = [one.seconds for one in fastest if one.candidate.recipe.data_parallel]
     others = [one.seconds for one in fastest if not one.candidate.recipe.data_parallel]
@@ -78,8 +82,12 @@ def crossing_text(plan: Plan) -> str:
         return ""
     if min(parallel) > CLOSE * min(others):
         highest = readable(BANDWIDTHS[-1], RATES)
-        return f"Data-parallel training is slower at every bandwidth up to {highest}."
-    return "Data-parallel training is about as fast as all others at every bandwidth."
+        return (
+            f"Data-parallel training is slower at every bandwidth up to {highest}{plan.condition}."
+        )
+    return (
+        f"Data-parallel training is about as fast as all others at every bandwidth{plan.condition}."
+    )
 
 
 def cluster_words(cluster: Cluster) -> list[str]:
