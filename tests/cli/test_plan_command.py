@@ -48,6 +48,9 @@ def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "The noise scale is missing, so all figures hold with batches of 8" in said
     assert "The best of each method with batches of 8 samples only" in said
     assert len(found["predictions"]) == 5, "one of ddp and four of diloco"
+    assert "set its model.* to a model of 1e+07 parameters" in said and "train it" not in said
+    text = (folder / "recipe.toml").read_text()
+    assert "set its model.* to a model of 1e+07 parameters" in text.partition("[run]")[0]
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
     every = recipe.method.given_sync_every
     assert recipe.run.tokens == math.ceil(1_000_000 * every**0.1), "more local steps cost tokens"
@@ -87,6 +90,15 @@ def test_more_fragments_than_layers(cluster: Path, capsys: pytest.CaptureFixture
     words += ["--run.tokens", "1000", "--to", str(cluster.parent / "plan")]
     assert main(["plan", "diloco", "--cluster", str(cluster), *words]) == 2
     assert "streaming.fragments must be <= 5, the layers of this model" in capsys.readouterr().err
+
+
+def test_a_recipe_with_the_model_that_was_planned_can_be_trained(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--run.tokens", "1000", "--to", str(cluster.parent / "plan")]
+    assert main(["plan", "ddp", "--cluster", str(cluster), *words]) == 0
+    said = capsys.readouterr().out
+    assert "train it: adloco train" in said and "model.*" not in said
 
 
 def test_a_plan_or_a_fit(capsys: pytest.CaptureFixture[str]) -> None:

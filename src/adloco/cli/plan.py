@@ -142,6 +142,9 @@ def _plan(arguments: Plan, file: Path) -> int:
             ),
         )
         plan = make_plan(found, workload, cluster, target, measured)
+        if arguments.parameters:
+            reasons = (*plan.advice.reasons, model_text(arguments.parameters))
+            plan = replace(plan, advice=replace(plan.advice, reasons=reasons))
         chosen = plan.advice.chosen
         simulated = [simulated_text(chosen, arguments.simulate)] if arguments.simulate else []
         page = write_plan(plan, arguments.to or Path("runs/plan"), points)
@@ -153,8 +156,10 @@ def _plan(arguments: Plan, file: Path) -> int:
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
         console.print(f"  {sentence}", soft_wrap=True)
-    command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
-    console.print(f"{page}\ntrain it: {command}", soft_wrap=True)
+    console.print(str(page), soft_wrap=True)
+    if not arguments.parameters:  # Otherwise the recipe trains another model than was planned.
+        command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
+        console.print(f"train it: {command}", soft_wrap=True)
     return 0
 
 
@@ -194,9 +199,14 @@ def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str,
 
 def speed_text(arguments: Plan) -> str:
     """Sentence about a speed that --parameters leaves unchanged."""
+    return f"Islands train {arguments.parameters:g} parameters at the speed in {arguments.cluster}."
+
+
+def model_text(parameters: float) -> str:
+    """Sentence about a model that --parameters leaves unchanged."""
     return (
-        f"Islands train {arguments.parameters:g} parameters at the speed in {arguments.cluster}; "
-        "set model.* in recipe.toml to a model of that size."
+        f"Before you train recipe.toml, set its model.* to a model of {parameters:g} parameters: "
+        "it has the model of the recipe that was planned, whatever its size."
     )
 
 
