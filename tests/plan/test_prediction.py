@@ -118,6 +118,17 @@ def test_equal_progress() -> None:
     assert target.tokens(diloco, 16) == pytest.approx(1500 * 50**0.1)
 
 
+def test_only_batches_that_are_trained_are_named() -> None:
+    """On 16 islands the recipe's 8 samples a step become 16, one on each."""
+    cluster = Cluster(islands=16, bandwidth="1gbit", samples_per_second={8: 16.0})
+    found = candidates(["ddp", "diloco"], [*ONE, ("run.tokens", "1000")], cluster)
+    target = tokens_target(found, noise_scale=None, sync_cost=0.1)
+    assert target.name == "the progress that 1,000 tokens make in data-parallel training"
+    workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
+    plan = make_plan(found, workload, cluster, target)
+    assert plan.condition == " with batches of 16 samples only"
+
+
 def test_what_fits_no_island_is_refused() -> None:
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, memory_gib=0.01)
     found = candidates(["ddp"], [], cluster)

@@ -123,9 +123,10 @@ def _without_noise_scale(condition: str) -> str:
 def _micro_batches(chosen: Prediction, cluster: Cluster) -> str:
     fastest, each = cluster.fastest_pass, chosen.batch / chosen.exchanges[0].workers
     return (
-        f"An island takes {each:,.4g} samples in a step on average, in micro-batches of at most "
-        f"{chosen.candidate.recipe.switch.b_max} on each rank (switch.max_micro_batch); of the "
-        f"passes that were measured, those of {fastest} samples are the fastest, with "
+        f"An island takes {each:,.4g} sample{'s' if each != 1 else ''} in a step on average, in "
+        f"micro-batches of at most {chosen.candidate.recipe.switch.b_max} on each rank "
+        f"(switch.max_micro_batch); of the passes of an island that were measured, those of "
+        f"{fastest} samples are the fastest, with "
         f"{cluster.samples_per_second[fastest]:,.4g} samples per second."
     )
 

@@ -77,8 +77,8 @@ def tokens_target(
         else "The noise scale is not known, so larger batches cost no tokens: give --noise-scale."
     )
     return Target(
-        name=f"the progress that {tokens:,.0f} tokens make in data-parallel training with "
-        f"{smallest} samples a step",
+        name=f"the progress that {tokens:,.0f} tokens make in data-parallel training"
+        + (f" with {smallest} samples a step" if noise_scale else ""),
         tokens=needed,
         prices_batches=noise_scale is not None,
         assumptions=(
