@@ -531,8 +531,14 @@ def test_repeated_blocks_are_compiled_as_one_graph_for_all_workers(
         assert first.train_loss == pytest.approx(second.train_loss, rel=1e-12)
     assert len(graphs) == 1
     model = compiled.workers[0].model.eval()
-    model(tokens(500, 2).read(0, 0, 3))
+    ids = tokens(500, 2).read(0, 0, 3)
+    model(ids)
     assert len(graphs) == 1
+    copied = copy.deepcopy(model.train())  # As a second run does with a model that it is given.
+    copied(ids).sum().backward()
+    gradients = [[each.grad for each in of.parameters()] for of in (model, copied)]
+    assert set(map(type, gradients[0])) == {type(None)}
+    assert all(each is not None for each in gradients[1])
 
 
 def test_autocast_trains_in_bf16() -> None:

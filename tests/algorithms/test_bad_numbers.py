@@ -91,6 +91,19 @@ def test_numbers_that_are_read_a_step_late_change_nothing() -> None:
     torch.testing.assert_close(params_of(late), params_of(plain), rtol=0, atol=0)
 
 
+def test_the_step_that_was_not_finite_is_named_before_what_it_broke() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if not all(bool(each.isfinite().all()) for each in model.parameters()):
+            raise RuntimeError("it contains nan")
+        return squared_error(model, batch)
+
+    late = reading_late(
+        data=spoilt(), inner=momentum, guards=BatchGuards(initial=8), sync_every=3, loss_fn=loss
+    )
+    with pytest.raises(NonFiniteLossError, match="loss is nan in .*worker 1.*inner step 2"):
+        late.round()
+
+
 def test_a_step_that_is_not_finite_is_named_though_it_is_read_late() -> None:
     """The last step of the round too, which is read before the sync."""
     for steps in (3, 2):

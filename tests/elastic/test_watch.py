@@ -121,7 +121,8 @@ if rank == 1:
 
 
 def group(quorum):
-    watch = Watch(end=lambda _: os._exit(9), silent_seconds=2.0, recover=lambda: None)
+    end = lambda _: os._exit(9)
+    watch = Watch(end=end, silent_seconds=2.0, timeout_seconds=2.0, recover=lambda: None)
     return process_group(2.0, watch=watch, quorum=quorum)
 
 
@@ -160,7 +161,8 @@ from adloco.elastic.watch import Watch
 
 rank = int(os.environ["RANK"])
 quorum = Quorum(number=0, members=(0, 1), process=rank)
-watch = Watch(end=lambda _: os._exit(9), silent_seconds=0.5, recover=lambda: None)
+end = lambda _: os._exit(9)
+watch = Watch(end=end, silent_seconds=0.5, timeout_seconds=0.5, recover=lambda: None)
 with process_group(0.5, watch=watch, quorum=quorum):
     print("both are there", flush=True)
     sys.stdin.read(1)

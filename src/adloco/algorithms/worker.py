@@ -117,9 +117,12 @@ class Worker:
         self.model.train()
         # Agreed on by the island: the collectives of a step would wait for a rank that has left.
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
-        while self.inner_step < until and not stopping:
-            stopping = self._step(task, halted)
-        self._read(task, all_but=0)
+        try:
+            while self.inner_step < until and not stopping:
+                stopping = self._step(task, halted)
+        finally:
+            # If a step fails because the one before was not finite, that is the error to show.
+            self._read(task, all_but=0)
         if (
             1
             < task.inner_steps
@@ -325,7 +328,7 @@ class Worker:
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from `numbers`."""
         self.stream, self.position = numbers["stream"], numbers["position"]
-        self.halving.limit = numbers["halved_to"]
+        self.halving.limit = numbers.get("halved_to", 0)
         self.round, self._unread = WorkerRound.from_state(numbers["round"]), []
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Literal
 
 from adloco.cli.terminal import print_error
+from adloco.distributed.launch.launcher import this_rank
 from adloco.metrics import Record
 
 VARIABLE = "ADLOCO_NOTIFY"
@@ -70,18 +71,27 @@ class Alerts:
             self.failed(str(error))
         self.wait()
 
-    def tell(self, event: Event, text: str) -> None:
-        """Begin a call; the process of a rank other than 0 says nothing."""
-        if not self._tells or os.environ.get("RANK", "0") != "0":
+    def tell(self, event: Event, text: str, *, anyone: bool = False) -> None:
+        """Begin a call.
+
+        Args:
+            event: What has happened.
+            text: A sentence about it.
+            anyone: False if rank 0 alone tells it.
+        """
+        if not self._tells or (this_rank() != 0 and not anyone):
             return
         call = threading.Thread(target=self._call, args=(event, text), daemon=True)
         self._calls.append(call)
         call.start()
 
-    def failed(self, text: str) -> None:
-        """Tell that the run has failed, if no launcher of this rank does."""
+    def failed(self, text: str, *, anyone: bool = False) -> None:
+        """Tell that the run has failed, if no launcher of this rank does.
+
+        anyone: As in `tell`; True for the failure of a rank, which may be rank 0.
+        """
         if not _has_launcher():
-            self.tell("failed", text)
+            self.tell("failed", text, anyone=anyone)
 
     def wait(self) -> None:
         """Wait for the calls that are under way, as long as one may take."""

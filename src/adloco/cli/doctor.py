@@ -66,7 +66,7 @@ class Doctor(MachinesCommand):
             return 1
         console = open_console(quiet=this_rank() != 0)
         levels = set()
-        watch = elastic_room.watch(RankEnd().after_failure, settings.silent_seconds)
+        watch = elastic_room.watch(RankEnd().after_failure, settings)
         with process_group(settings.timeout_seconds, watch=watch):
             for finding in _findings(mine, recipe, console):
                 levels.add(finding.level)

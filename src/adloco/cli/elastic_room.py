@@ -32,17 +32,22 @@ def check_settings(settings: RunSettings) -> None:
 
 def watch(
     end: Callable[[OtherRankError], None],
-    silent_seconds: float,
+    settings: RunSettings,
     recover: Callable[[], None] | None = None,
 ) -> Watch | None:
-    """A watch for `process_group`, with the arguments of elastic's `Watch`; None if this process is
-    alone or elastic/ was removed.
+    """A watch for `process_group`, with `end` and `recover` as in elastic's `Watch`; None if this
+    process is alone or elastic/ was removed.
     """
     if num_ranks() == 1 or not is_there():
         return None
     from adloco.elastic.watch import Watch as Elastic
 
-    return Elastic(end=end, silent_seconds=silent_seconds, recover=recover)
+    return Elastic(
+        end=end,
+        silent_seconds=settings.silent_seconds,
+        timeout_seconds=settings.timeout_seconds,
+        recover=recover,
+    )
 
 
 def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Recovery | None":
@@ -55,5 +60,10 @@ def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Rec
     from adloco.elastic.machine_launcher import Recovery
     from adloco.elastic.regroup import recovers
 
-    seconds = settings.silent_seconds
-    return Recovery(silent_seconds=seconds, replaces=replaces) if recovers(settings) else None
+    if not recovers(settings):
+        return None
+    return Recovery(
+        silent_seconds=settings.silent_seconds,
+        timeout_seconds=settings.timeout_seconds,
+        replaces=replaces,
+    )

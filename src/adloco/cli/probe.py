@@ -50,7 +50,7 @@ class Probe(RanksCommand):
         if self.ranks != 1 and num_ranks() == 1:
             return on_ranks(self.ranks, recipe, self.words)
         console = open_console(quiet=this_rank() != 0)
-        watch = elastic_room.watch(RankEnd().after_failure, recipe.run.silent_seconds)
+        watch = elastic_room.watch(RankEnd().after_failure, recipe.run)
         with process_group(recipe.run.timeout_seconds, watch=watch):
             if self.throughput is None:
                 self._find_micro_batch(recipe, console)

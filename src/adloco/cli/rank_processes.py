@@ -137,7 +137,9 @@ class RankEnd:
 
     def after_failure(self, error: OtherRankError) -> None:
         """Print the error of another rank and end this process."""
-        self._end(str(self.advised(error)), exit_code(error))
+        # Rank 0 may be the one that failed.
+        anyone = isinstance(error, RankFailureError)
+        self._end(str(self.advised(error)), exit_code(error), anyone=anyone)
 
     def after_signal(self, number: int) -> None:
         """Say that the signal came while this rank waited for another one; end this process."""
@@ -154,12 +156,12 @@ class RankEnd:
             return error
         return RankFailureError(f"{error}; resume with: adloco train --resume {self.folder}")
 
-    def _end(self, message: str, code: int) -> None:
+    def _end(self, message: str, code: int, *, anyone: bool = False) -> None:
         log = logging.getLogger(__name__)
         if log.hasHandlers():  # Else logging itself would print the message, before training.
             log.error("%s", message)
         print_error(message, f"adloco (rank {this_rank()})")
-        self._alerts.failed(message)
+        self._alerts.failed(message, anyone=anyone)
         if self.run:
             self.run.saving.wait()
         self._alerts.wait()

@@ -96,9 +96,8 @@ class _Process:
         """
         regrouping, ending = self._regrouping, self._ending
         recovers = regrouping is not None and regrouping.recovers
-        silent = self._settings.silent_seconds
         watch = elastic_room.watch(
-            ending.after_failure, silent, ending.let_go if recovers else None
+            ending.after_failure, self._settings, ending.let_go if recovers else None
         )
         quorum = regrouping.quorum if regrouping else None
         group = process_group(self._settings.timeout_seconds, watch=watch, quorum=quorum)

@@ -155,11 +155,12 @@ class _Training:
                 summary = run.finish()
                 write_report(run.folder)
         except OSError as error:
-            self._say(
+            unwritten = (
                 f"the report cannot be written in {run.folder} ({error.strerror or error}); make "
-                f"room there, then write it with: adloco train --resume {run.folder}",
-                logging.WARNING,
+                f"room there, then write it with: adloco train --resume {run.folder}"
             )
+            self._say(unwritten, logging.WARNING)
+            self._alerts.tell("ended", unwritten)
             return 0
         records = run.records.read()
         closing = closing_lines(run, summary, records)

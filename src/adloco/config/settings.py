@@ -48,7 +48,9 @@ class RunSettings:
     computes it natively, otherwise fp32.
     """
     compile: bool = False
-    """Compile the model with torch.compile (slow to start, faster steps)."""
+    """Compile the model with torch.compile, its repeated blocks as one graph (slow to start, faster
+    steps). A loss function of your own should call a model of transformers with use_cache=False.
+    """
     on_nonfinite: OnNonFinite = setting("stop", resume="recorded")
     """Action when the numbers of a worker are not finite. stop: end the run with an error, with the
     last checkpoint as it is; skip: leave out an inner step whose loss or gradient is not finite;

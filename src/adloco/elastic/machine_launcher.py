@@ -41,6 +41,8 @@ class Recovery:
     """If no rank that trains gives a sign of life for twice as long, there is nobody to recover,
     and all are ended.
     """
+    timeout_seconds: float = 0.0
+    """Time that ranks may take to start, in which none gives a sign of life."""
     replaces: Callable[[], bool] | None = None
     """Called after a rank failed; True to start another one. None: none is started."""
 
@@ -125,7 +127,7 @@ class _Launcher:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the
             last one.
         """
-        silent = _AllSilent(self._store, self._recovery.silent_seconds)
+        silent = _AllSilent(self._store, self._recovery)
         over = False
         while not over and time.monotonic() < self._deadline:
             beat_as_launcher(self._store, self._place.launcher)
@@ -195,9 +197,11 @@ class _Launcher:
 class _AllSilent:
     """Notices that all members of a quorum are stopped, so that no rank can notice it."""
 
-    def __init__(self, store: Any, silent_seconds: float) -> None:
+    def __init__(self, store: Any, recovery: Recovery) -> None:
         self._store = store
-        self._between = silent_seconds / BEATS
+        self._silent = 2 * recovery.silent_seconds
+        self._starting = max(self._silent, recovery.timeout_seconds) + START_SECONDS
+        self._between = recovery.silent_seconds / BEATS
         """Seconds from one look to the next."""
         self._next = time.monotonic()
         self._seen = list[int]()
@@ -219,5 +223,4 @@ class _AllSilent:
         self._unchanged = self._unchanged + self._between if counts == self._seen else 0.0
         self._seen = counts
         # Members that have not given any sign yet may still be starting.
-        patience = 2 * BEATS * self._between + (0.0 if all(counts[1:]) else START_SECONDS)
-        return self._unchanged >= patience
+        return self._unchanged >= (self._silent if all(counts[1:]) else self._starting)

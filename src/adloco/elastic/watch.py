@@ -7,7 +7,7 @@ seconds, so that a rank that was stopped itself and continues blames nobody.
 
 What the thread then does, `membership.TABLE` says. If the members are to meet, it cuts this rank's
 connections, so that its main thread waits for nobody, and gives signs of life until that has left
-the group. If it still waits after silent_seconds, the process is ended as one that was killed.
+the group. If it still waits after timeout_seconds, the process is ended as one that was killed.
 """
 
 import os
@@ -36,7 +36,7 @@ lives gives several.
 GRACE_SECONDS = 2.0
 """Seconds that the main thread may take to notice a failure by itself."""
 IDLE = 0.05
-"""A process that computes for less than this share of silent_seconds waits for something."""
+"""A process that computes for less than this share of timeout_seconds waits for something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,9 @@ class Watch:
     """
     silent_seconds: float
     """A rank that gives no sign of life for so long has failed."""
+    timeout_seconds: float = 600.0
+    """Time for which, after a failure elsewhere, the main thread may wait for a disk, or for the
+    work in the group to end, before this process is ended."""
     recover: Callable[[], None] | None = None
     """Called from a thread instead of `end` if a rank was killed, stopped or cut off. It should let
     the work in the group end soon; the connections of the group are cut. None: `end` is called.
@@ -128,7 +131,7 @@ class _Thread(threading.Thread):
 
     def _wait_for_main_thread(self) -> None:
         """Give signs of life: the others wait at the meeting for a rank as long as it lives."""
-        seconds = self._watch.silent_seconds
+        seconds = self._watch.timeout_seconds
         began, used = time.monotonic(), time.process_time()
         while not self._stopped_waiting():
             if time.monotonic() - began > seconds:

@@ -54,9 +54,10 @@ def go_back(folder: Path, round: int) -> list[str]:
 
 def _target(checkpoints: Path, round: int) -> Path:
     """The newest checkpoint of the round. A machine without rank 0 has no part `run` of any."""
-    if list_checkpoints(checkpoints):
-        return of_round(checkpoints, round)
     found = [path for path in list_all(checkpoints) if int(path.name.split("-")[1]) == round]
+    whole = list_checkpoints(checkpoints)
+    if whole and (not found or {*found} & {*whole}):
+        return of_round(checkpoints, round)  # Which says what there is.
     require(bool(found), f"{checkpoints} has no part of a checkpoint of round {round}")
     return found[-1]
 

@@ -148,7 +148,8 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
     if not (repeated := blocks(model)):
         return torch.compile(model)
     for block in repeated:
-        block.forward = _InTraining(block)
+        if not isinstance(block.forward, _InTraining):
+            block.forward = _InTraining(block)
     return model
 
 
@@ -160,6 +161,10 @@ class _InTraining:
     def __init__(self, block: nn.Module) -> None:
         self._block, self._plain = block, block.forward
         self._compiled = torch.compile(block.forward)
+
+    def __reduce__(self) -> Any:
+        # A copy of the model must compute with its own block.
+        return _InTraining, (self._block,)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return (self._compiled if self._block.training else self._plain)(*inputs, **named)

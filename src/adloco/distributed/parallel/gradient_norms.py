@@ -58,8 +58,10 @@ def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
     factor = (max_norm / norm).clamp(max=1.0)
     for gradient in gradients(parameters):
         own = local(gradient)
-        # In bf16 the factor itself would be rounded to 8 bits.
-        own.copy_(own.to(torch.promote_types(own.dtype, torch.float32)) * factor)
+        if own.dtype.itemsize < 4:  # The factor itself would be rounded to the 8 bits of bf16.
+            own.copy_(own.float() * factor)
+        else:
+            own.mul_(factor)
 
 
 def squares(tensor: Tensor) -> Tensor:
