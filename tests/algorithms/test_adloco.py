@@ -518,6 +518,20 @@ def test_repeated_blocks_are_compiled_as_one_graph_for_all_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And not for an evaluation."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 5).double()
+
+        def forward(self, state: torch.Tensor) -> torch.Tensor:
+            return self.linear(state)
+
+    def build() -> nn.Module:
+        model = BlockLM()
+        model.blocks = nn.ModuleList([Block(), Block()])
+        return model
+
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -525,7 +539,7 @@ def test_repeated_blocks_are_compiled_as_one_graph_for_all_workers(
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    language = {"build_model": BlockLM, "loss_fn": next_token, "data": tokens(500, 2)}
+    language = {"build_model": build, "loss_fn": next_token, "data": tokens(500, 2)}
     plain, compiled = (make_run(**language, compile=compile) for compile in (False, True))
     for first, second in zip(plain.rounds(2), compiled.rounds(2), strict=True):
         assert first.train_loss == pytest.approx(second.train_loss, rel=1e-12)
