@@ -30,7 +30,9 @@ def test_a_launcher_ends_ranks_that_are_all_silent(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(machine_launcher, "START_SECONDS", 0.5)
     replaced: list[int] = []
-    recovery = Recovery(silent_seconds=0.5, replaces=lambda: bool(replaced.append(1)))
+    recovery = Recovery(
+        silent_seconds=0.5, timeout_seconds=0, replaces=lambda: bool(replaced.append(1))
+    )
     assert start_ranks(2, [], 1.0, recovery=recovery) == RANK_FAILURE
 
 
@@ -44,5 +46,5 @@ def test_a_machine_that_waits_to_join_ends_as_the_members_do(
     spare = on_machines(address, 2, 1, 60)
     for place in members:
         report_end(of_this_start(place.store), place.first, code)
-    recovery = Recovery(silent_seconds=60)
+    recovery = Recovery(silent_seconds=60, timeout_seconds=0)
     assert start_ranks(1, [], 1.0, recovery=recovery, meets=lambda: spare) == code

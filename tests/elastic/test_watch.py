@@ -204,7 +204,9 @@ def test_a_run_whose_store_has_ended_may_be_started_again(
     monkeypatch.setenv("MASTER_PORT", launcher.stdout.readline().decode().strip())
     ends = queue.Queue[OtherRankError]()
     quorum = Quorum(number=0, members=(0, 1), process=0)
-    with Watch(end=ends.put, silent_seconds=4.0)(Notes(quorum)):
+    before = threading.enumerate()
+    with Watch(end=ends.put, silent_seconds=4.0, timeout_seconds=4.0)(Notes(quorum)):
         launcher.kill()
         launcher.communicate()
         assert exit_code(ends.get(timeout=30)) == RANK_FAILURE
+    assert threading.enumerate() == before, "a thread that outlives the run aborts its process"

@@ -198,7 +198,7 @@ class OuterMemory:
     the model's type; model: the model's own. For a bf16 model this takes half the memory, but
     rounding loses small outer steps."""
 
-    def off(self, device: str) -> bool:
+    def off_device(self, device: str) -> bool:
         """True if its tensors are in other memory than that of a device of this type."""
         return self.on_host and device != "cpu"
 

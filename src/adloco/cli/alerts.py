@@ -2,7 +2,8 @@
 stops or ends.
 
 They are given on the line or in the environment and never by a recipe, so that the folder of a run
-cannot name a command; nor does a run folder contain the address, which may hold a secret.
+cannot name a command. An address that holds a secret belongs into the environment: environment.json
+in the run's folder has the line.
 """
 
 import json
@@ -24,7 +25,7 @@ from adloco.metrics import Record
 VARIABLE = "ADLOCO_NOTIFY"
 """The environment variable that counts where the line does not say --notify."""
 CALL_SECONDS = 10.0
-"""How long a call may take."""
+"""Longest time of a call."""
 STALL_SECONDS = 900.0
 STALL_FACTOR = 3.0
 """A run stalls if a round takes this many times as long as the longest before, and longer than
@@ -94,7 +95,7 @@ class Alerts:
             self.tell("failed", text, anyone=anyone)
 
     def wait(self) -> None:
-        """Wait for the calls that are under way, as long as one may take."""
+        """Wait for the calls in flight, as long as one may take."""
         deadline = time.monotonic() + CALL_SECONDS
         for call in self._calls:
             call.join(max(0.0, deadline - time.monotonic()))

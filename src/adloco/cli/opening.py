@@ -108,7 +108,7 @@ def _sent(run: TrainingRun) -> str:
 
 
 def _explained(run: TrainingRun) -> list[str]:
-    """What AdLoCo does and the other methods do not."""
+    """Two sentences about what AdLoCo does and the other methods do not."""
     lines = []
     if _merges(run):
         lines.append(

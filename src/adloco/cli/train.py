@@ -43,8 +43,8 @@ class Train(MachinesCommand):
     trust_recipe: bool = argument(False)
     """Resume although the recipe in the run's folder names code that the run did not begin with."""
     notify: str = argument("", "WHERE")
-    """What is told when the run fails, stalls, recovers or ends: a command, which reads a sentence
-    on its standard input, or an http(s) URL, to which it is posted as JSON (default: the
+    """Receiver of alerts when the run fails, stalls, recovers or ends: a command, which reads a
+    sentence on its standard input, or an http(s) URL, to which it is posted as JSON (default: the
     environment variable ADLOCO_NOTIFY).
     """
 

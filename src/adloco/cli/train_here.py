@@ -160,7 +160,7 @@ class _Process:
         self._ending.run, self._ending.folder = run, run.folder
         self._alerts.about = str(run.folder)
         if self._failure:
-            self._alerts.tell("recovered", f"{num_ranks()} ranks go on; {self._failure}")
+            self._alerts.tell("recovered", f"{num_ranks()} ranks continue; {self._failure}")
             self._failure = ""
         if self._regrouping:
             self._regrouping.opened(run)

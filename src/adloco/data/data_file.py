@@ -1,4 +1,4 @@
-"""What a data file is, and what can be wrong with a row, a data file or a whole source.
+"""Data files, and what can be wrong with a row, a data file or a whole source.
 
 A source is a list of data files. Reading a data file can begin at any of its rows.
 """
@@ -17,13 +17,13 @@ class BadRow:
     """A row, or the rest of a data file, that cannot be used."""
 
     reason: str
-    """What is wrong, in two or three words. Skipped rows are counted by reason."""
+    """The defect in two or three words. Skipped rows are counted by reason."""
     problem: str
-    """What is wrong, as the end of an error message that begins with the file and the row; it
+    """The defect as the end of an error message that begins with the file and the row; it
     begins with a space or a colon.
     """
     advice: str
-    """What to do about it."""
+    """Remedy, as a clause of an error message."""
     rest: bool = False
     """True if nothing of the data file can be read from this row on."""
 
@@ -51,7 +51,7 @@ class SourceUnreachableError(ValueError):
 
 
 def no_column(column: str, present: list[str], text_column: str) -> BadRow:
-    """What is wrong with a row or data file without this column.
+    """The defect of a row or data file without this column.
 
     Args:
         column: The column that is missing.
@@ -75,7 +75,7 @@ GONE = BadRow(
 
 
 def not_utf8(error: UnicodeDecodeError) -> BadRow:
-    """What is wrong with a row whose bytes are not UTF-8."""
+    """The defect of a row whose bytes are not UTF-8."""
     return BadRow(
         reason="not UTF-8",
         problem=f" is not UTF-8 text (byte {error.start})",

@@ -57,8 +57,8 @@ class DataSettings:
     hold out; 0: use validation_fraction.
     """
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with a row that cannot be read or has no text. error: stop; skip: leave such rows
-    out, and show how many there were.
+    """Treatment of a row that cannot be read or has no text. error: stop; skip: leave such rows out,
+    and show how many there were.
     """
     fallback: str = ""
     """Second source, used if the first cannot be reached when the run starts: a path, dataset:ID or

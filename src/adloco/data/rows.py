@@ -58,7 +58,7 @@ def stages(data: DataSettings) -> list[Stage]:
 
 
 def spread_over_rows(fraction: float) -> Callable[[int], bool]:
-    """Which rows to hold out, so that they are floor(n fraction) of the first n for every n.
+    """A predicate of the rows to hold out, so that they are floor(n fraction) of the first n for every n.
 
     0.05 holds out the rows 19, 39, ...; 0.3 holds out 3, 6, 9, 13, ....
     """
@@ -89,7 +89,7 @@ def read_rows(data: DataSettings, split: Split, columns: Columns) -> "SplitRows"
 
 @dataclass(kw_only=True)
 class Position:
-    """Where reading continues in a stage, and what it left out so far."""
+    """Place where reading continues in a stage, and counts of what it left out so far."""
 
     row: int = 0
     """Number of the next row, from 0, over all files."""

@@ -18,7 +18,7 @@ HOLD_OUT_MORE = (
     ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
     "data.context_tokens"
 )
-"""What else to do if too little text is held out."""
+"""Further advice if too little text is held out."""
 
 
 def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(kw_only=True)
 class TextLengths:
-    """How many texts there are of each length.
+    """Number of texts of each length.
 
     T tokens have at most sqrt(2 T) texts of different lengths, so this stays small.
     """

@@ -19,7 +19,7 @@ WINDOWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBytes:
-    """How many bytes of the text each token of packed documents stands for."""
+    """Number of bytes of text that each token of packed documents stands for."""
 
     of_id: NDArray[np.float64]
     """Bytes of each id in the middle of a text, [vocabulary]: 0 for the end-of-text id, nan for an

@@ -42,12 +42,12 @@ DIGEST_BYTES = 16
 SPLITS: tuple[Split, ...] = ("train", "validation")
 FORMAT = 2
 WAIT_SECONDS = 1.0
-"""How long a process waits for the lock before it looks at what another one has appended."""
+"""Wait of a process for the lock before it looks at what another one has appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a store holds, and where its source continues."""
+    """Contents of a store, and the place where its source continues."""
 
     format: int = FORMAT
     source: str

@@ -19,7 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 PRETRAINED = "pretrained"
 """Folder in which a tokenizer of transformers is saved."""
 MOST_IDS = 1 << 24
-"""As many ids as a model may have (model.vocab_size), and more than any vocabulary."""
+"""Largest number of ids of a model (model.vocab_size), more than any vocabulary has."""
 
 PROBE = "Hello, world!  The quick brown fox\n\tjumps over 13 lazy dogs. Ünïcödé"
 """Text on which tokenizers are compared."""
@@ -32,9 +32,9 @@ BARE_VOCABULARIES = {
 SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 """Module -> package to install; transformers needs them to read a tokenizer.model."""
 BYTE_LEVEL_SPACE = "\u0120"
-"""How byte-level tokenizers write a space; each character of their vocabulary is a byte."""
+"""The space as byte-level tokenizers write it; each character of their vocabulary is a byte."""
 SINGLE_BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""How other tokenizers write a byte of a character that their vocabulary lacks."""
+"""A byte of a character that the vocabulary lacks, as other tokenizers write it."""
 
 
 class TransformersTokenizer:

@@ -41,7 +41,7 @@ class Recovery:
     """If no rank that trains gives a sign of life for twice as long, there is nobody to recover,
     and all are ended.
     """
-    timeout_seconds: float = 0.0
+    timeout_seconds: float
     """Time that ranks may take to start, in which none gives a sign of life."""
     replaces: Callable[[], bool] | None = None
     """Called after a rank failed; True to start another one. None: none is started."""

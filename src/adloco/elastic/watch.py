@@ -49,7 +49,7 @@ class Watch:
     """
     silent_seconds: float
     """A rank that gives no sign of life for so long has failed."""
-    timeout_seconds: float = 600.0
+    timeout_seconds: float
     """Time for which, after a failure elsewhere, the main thread may wait for a disk, or for the
     work in the group to end, before this process is ended."""
     recover: Callable[[], None] | None = None
@@ -95,7 +95,8 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         seconds = self._watch.silent_seconds
         arguments = (lambda: self._reads, self._over, seconds, self._store_is_silent)
-        threading.Thread(target=watch_progress, args=arguments, daemon=True).start()
+        progress = threading.Thread(target=watch_progress, args=arguments, daemon=True)
+        progress.start()
         try:
             failure = self._first_failure()
             if failure is None:
@@ -114,6 +115,8 @@ class _Thread(threading.Thread):
             self._finish(RankFailureError("the process that started the ranks is gone"))
         finally:
             self._over.set()
+            # It holds the run. If it let go of it last, at Python's end, torch would abort.
+            progress.join()
 
     def _first_failure(self) -> OtherRankError | None:
         """The first failure that is seen here or written by others; None once all is done."""

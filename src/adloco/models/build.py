@@ -54,7 +54,7 @@ class ModelBuilder:
 
     @cached_property
     def stored(self) -> StoredWeights:
-        """Where the trained weights are on disk; without any for a model from scratch."""
+        """Places of the trained weights on disk; none for a model from scratch."""
         return (
             find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
             if self.weights

@@ -41,7 +41,7 @@ class ProblemModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemConfig:
-    """What a run folder keeps of the model of a problem."""
+    """Description of the model of a problem, kept in a run folder."""
 
     shapes: Mapping[str, list[int]]
     """Shape of each parameter, by name."""

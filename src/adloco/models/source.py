@@ -49,7 +49,7 @@ class Builder(Protocol):
 
     @property
     def stored(self) -> StoredWeights:
-        """Where the trained weights are on disk; without any for a model from scratch."""
+        """Places of the trained weights on disk; none for a model from scratch."""
         ...
 
     @property
@@ -86,7 +86,7 @@ def num_bytes(builder: Builder) -> int:
 
 
 class ModelSource(Protocol):
-    """Where a model comes from: its configuration, its trained weights and its builder."""
+    """Source of a model: its configuration, its trained weights and its builder."""
 
     for_transformers: ClassVar[bool]
     """True if transformers can load the model, so that `adloco export` can write it."""

@@ -28,7 +28,7 @@ DIGEST_ELEMENTS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeights:
-    """Where a model's weights are on disk; without `places` and `only_whole`, all are drawn."""
+    """Places of a model's weights on disk; without `places` and `only_whole`, all are drawn."""
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Name in the model -> (file, key in the file)."""

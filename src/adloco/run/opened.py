@@ -55,7 +55,7 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
         A multiple of the model's size in its own data type; 0 if they are kept on the host.
     """
     size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
-    if recipe.outer_memory.off(device.type):
+    if recipe.outer_memory.off_device(device.type):
         return 0
     return OUTER_COPIES * size * recipe.method.num_trainers
 

@@ -120,14 +120,17 @@ class Saving:
 
         Each rank has a timer of its own, so that all leave their steps at about the same time.
         """
+        if not seconds:
+            yield
+            return
         timer = Timer(self._newest_began + seconds - time.monotonic(), save)
         timer.daemon = True
-        if seconds:
-            timer.start()
+        timer.start()
         try:
             yield
         finally:
             timer.cancel()
+            timer.join()  # Or it could be the last to hold the run, at Python's end.
 
     def look(self) -> None:
         """Learn if all ranks have written what was begun; warn if one had no room."""

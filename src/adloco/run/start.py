@@ -287,7 +287,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     """
     method, device = recipe.method, placement.device
     workers = len(placement.local(method.living_workers))
-    residuals = recipe.keeps_residuals and not recipe.outer_memory.off(device.type)
+    residuals = recipe.keeps_residuals and not recipe.outer_memory.off_device(device.type)
     copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
     copies += option_copies(recipe, workers, device)
     parameters = sum(parameter.numel() for parameter in builder.parameters)

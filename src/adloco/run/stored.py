@@ -129,7 +129,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
 
 
 def folder_facts(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of the other files of its run, to compare them on resume."""
+    """Facts about the other files of a run that a checkpoint keeps, to compare them on resume."""
     code = code_named(read_values(str(folder / RECIPE)))
     return {"files": file_checksums(folder), "code": code}
 
@@ -198,11 +198,13 @@ def _code_as_begun(folder: Path) -> dict[str, str]:
     machine without the part `run`, and before the first checkpoint, as environment.json has it.
     """
     about: dict[str, Any] = {}
-    if (folder / ENVIRONMENT).is_file():
-        about = read_json(folder / ENVIRONMENT)
-    for saved in checkpoint.list_checkpoints(folder / CHECKPOINTS):
+    for saved in reversed(checkpoint.list_checkpoints(folder / CHECKPOINTS)):
         with suppress(DamagedCheckpointError):
             about = checkpoint.read(saved, RUN, with_tensors=False)["run"]
+            break
+    else:
+        if (folder / ENVIRONMENT).is_file():
+            about = read_json(folder / ENVIRONMENT)
     code = about.get("code")
     return code if isinstance(code, dict) else {}
 

@@ -8,7 +8,7 @@ from adloco.setting import setting
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """How often a run is evaluated, and on how many windows. The last round is always evaluated."""
+    """Frequency of evaluations, and the windows of each. The last round is always evaluated."""
 
     every: int = setting(1, resume="free", aliases=("eval_every",))
     """Rounds from one evaluation of all trainers to the next."""

@@ -26,9 +26,9 @@ class TaskData:
     """The data that a task is opened with."""
 
     data: DataSettings
-    """Where the data comes from."""
+    """Sources and treatment of the data."""
     evaluation: EvaluationSettings
-    """How much of it is evaluated."""
+    """The part of it that is evaluated."""
     tokenizer: Tokenizer | None = None
     """Used instead of the one that `data` names."""
     everything: bool = False

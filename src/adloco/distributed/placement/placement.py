@@ -36,7 +36,7 @@ from adloco.distributed.placement.threads import (
 from adloco.distributed.traffic import Bytes, Traffic
 
 TIMEOUT_SECONDS = 600.0
-"""A rank that gives no sign of life for so long has failed."""
+"""Lateness of a rank that is allowed by default; see `longest_wait`."""
 PATIENCE = 10
 """Factor on timeout_seconds for which a living rank is waited for. One with a large batch can be
 minutes late at a sync, and one that reads and tokenises text more so.

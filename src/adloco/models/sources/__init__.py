@@ -1,1 +1,1 @@
-"""Where models come from: the settings of each source, in a file each. No torch is imported."""
+"""Sources of models: the settings of each in a file. No torch is imported."""
