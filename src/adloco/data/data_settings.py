@@ -57,8 +57,8 @@ class DataSettings:
     hold out; 0: use validation_fraction.
     """
     bad_rows: Literal["error", "skip"] = "error"
-    """Treatment of a row that cannot be read or has no text. error: stop; skip: leave such rows out,
-    and show how many there were.
+    """Treatment of rows that cannot be read or have no text. error: stop; skip: leave them out, and
+    show how many there were.
     """
     fallback: str = ""
     """Second source, used if the first cannot be reached when the run starts: a path, dataset:ID or

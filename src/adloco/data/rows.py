@@ -58,7 +58,7 @@ def stages(data: DataSettings) -> list[Stage]:
 
 
 def spread_over_rows(fraction: float) -> Callable[[int], bool]:
-    """A predicate of the rows to hold out, so that they are floor(n fraction) of the first n for every n.
+    """A predicate of rows to hold out: of the first n they are floor(n fraction), for every n.
 
     0.05 holds out the rows 19, 39, ...; 0.3 holds out 3, 6, 9, 13, ....
     """
