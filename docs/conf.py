@@ -15,6 +15,7 @@ HOME, API = "README", "docs/api"
 HIDDEN = "\0"  # Stands for a colon.
 NAPOLEON = 500
 """Priority at which napoleon reads a docstring."""
+LAB = sorted((ROOT / "src/adloco/lab").glob("*/README.md"))
 NAVIGATION = {
     "Start": {
         "docs/quick-start": "Quick start",
@@ -33,8 +34,10 @@ NAVIGATION = {
     "Method": {
         "docs/method": "Paper and code",
         "docs/wire": "What workers exchange",
-        "docs/options": "Optional mechanisms",
-        "docs/from-the-authors-script": "From the authors' script",
+    },
+    "Options": {
+        f"src/adloco/lab/{path.parent.name}/README": path.parent.name.replace("_", " ")
+        for path in LAB
     },
     "Reference": {
         "docs/settings": "Settings",
@@ -58,7 +61,8 @@ project = "adloco"
 release = version = metadata.version(project)
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = HOME
-include_patterns = [f"{page}.md" for page in (HOME, *NAVIGATION["Project"])] + ["docs/*.md"]
+include_patterns = [f"{page}.md" for page in (HOME, *NAVIGATION["Project"], *NAVIGATION["Options"])]
+include_patterns += ["docs/*.md"]
 
 toc_object_entries_show_parents = "hide"
 myst_heading_anchors = 4

@@ -16,8 +16,6 @@ from tests.pages import DESCRIBES_LAB
 pytestmark = DESCRIBES_LAB
 """Their configuration names the augmented test of lab/inner_product."""
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "from-the-authors-script.md"
-WORDS = ROOT / "src/adloco/config/authors/keys.md"
 SHIPPED: dict[str, Any] = {
     "CUDA_VISIBLE_DEVICES": "3",
     "training_seed": 42,
@@ -261,7 +259,3 @@ def test_what_the_table_cannot_say_is_of_its_keys_and_settings() -> None:
         "number_of_initial_trainers",
         "number_of_training_epochs",
     ]
-
-
-def test_the_page_shows_the_words() -> None:
-    assert WORDS.read_text() in PAGE.read_text()

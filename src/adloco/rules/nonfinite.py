@@ -1,4 +1,4 @@
-"""Actions of a worker whose numbers are not finite (docs/options.md)."""
+"""Actions of a worker whose numbers are not finite (docs/method.md)."""
 
 from typing import Literal
 

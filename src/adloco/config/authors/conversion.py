@@ -104,7 +104,7 @@ def convert(path: Path) -> Conversion:
     require(
         bool(known),
         f"{path} has none of the keys that the AdLoCo authors' configuration has, such as "
-        f"{', '.join(list(names)[:4])}; docs/from-the-authors-script.md lists all",
+        f"{', '.join(list(names)[:4])}; give the config.yaml of their repository",
     )
     # A current name goes before an older one; of equal names the last one counts, as in their YAML.
     used = {names[_bare(entry)]: entry for entry in sorted(known, key=lambda one: one.key in rows)}

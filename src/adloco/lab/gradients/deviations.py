@@ -1,4 +1,4 @@
-"""Deviations of the gradients of batches from the full gradient (docs/options.md).
+"""Deviations of the gradients of batches from the full gradient (README.md).
 
 N samples are cut into J batches. Batch j has m_j samples and the mean gradient g_j, and the full
 gradient is F = (1 / N) sum_j m_j g_j. The scatter sum_j m_j |g_j - F|^2 has expectation (J - 1) S,

@@ -1,4 +1,4 @@
-"""Var<g_i, G> of a worker's samples, from the groups of a test step (docs/options.md)."""
+"""Var<g_i, G> of a worker's samples, from the groups of a test step (README.md)."""
 
 import math
 from collections.abc import Sequence
