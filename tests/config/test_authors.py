@@ -15,7 +15,6 @@ from tests.pages import DESCRIBES_LAB
 
 pytestmark = DESCRIBES_LAB
 """Their configuration names the augmented test of lab/inner_product."""
-ROOT = Path(__file__).parents[2]
 SHIPPED: dict[str, Any] = {
     "CUDA_VISIBLE_DEVICES": "3",
     "training_seed": 42,
