@@ -38,13 +38,12 @@ def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
     points = cluster.with_name("points.csv")
     points.write_text("method,bandwidth_bits_per_second,seconds\ndiloco,1e7,99999\n")
     words = ["ddp", "diloco", "--run.tokens", "1000000", *AXES]
-    assert plan(cluster, *words, "--points", str(points), "--simulate", "20", "--price", "3") == 0
+    assert plan(cluster, *words, "--points", str(points), "--price", "3") == 0
     said = capsys.readouterr().out
     folder = cluster.parent / "plan"
     found = json.loads((folder / "plan.json").read_text())
     chosen = found["advice"]["chosen"]["label"]
     assert f"recommended: {chosen}" in said
-    assert "Simulated, a round takes" in said
     assert "The noise scale is missing, so all figures hold with batches of 8" in said
     assert "The best of each method with batches of 8 samples only" in said
     assert len(found["predictions"]) == 5, "one of ddp and four of diloco"

@@ -7,7 +7,7 @@ import pytest
 from adloco.plan.cluster import Cluster
 from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import Sync, round_time
-from adloco.plan.simulation import simulate
+from tests.plan.simulation import simulate
 
 MANY = Buckets(parts=(0.001,) * 1000, backward=2 / 3)
 

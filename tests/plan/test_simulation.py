@@ -1,17 +1,15 @@
 """The simulation of rounds, against the closed form, hand arithmetic and draws."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import RoundTime, Sync, round_time
-from adloco.plan.simulation import OnFailure, Simulated, simulate
+from tests.plan.simulation import OnFailure, Simulated, simulate
 
 STEPS = [0.5] * 4
 PLAIN = Sync(workers=4, bytes_sent=3e6)
@@ -63,7 +61,7 @@ def test_a_late_fragment_delays_the_next_one() -> None:
     sync = Sync(workers=4, bytes_sent=14e6, fragments=2, tau=4)
     found = simulate(cluster(), [1.0] * 4, 10, [sync], rounds=2).time
     assert (found.total, found.transfer) == (pytest.approx(22.0), pytest.approx(12.0))
-    assert (found.utilisation, found.goodput) == (pytest.approx(10 / 22), 1.0)
+    assert (found.utilisation, found.lost) == (pytest.approx(10 / 22), 0.0)
 
 
 @pytest.mark.parametrize("step_seconds", [STEPS, [0.5, 0.5, 0.5, 0.52]])
@@ -80,7 +78,6 @@ def test_failures(jitter: float) -> None:
     found = simulate(given, STEPS, 10, [PLAIN], rounds=1000)
     assert found.errors["lost"] < 0.1 * found.time.lost
     check_within_errors(found, round_time(given, STEPS, 10, PLAIN))
-    assert found.time.goodput == pytest.approx(1 - found.time.lost / found.time.total)
 
 
 @pytest.mark.parametrize("transfer_seconds", [0.0, 1.0, 4.0])
@@ -201,20 +198,3 @@ def test_wrong_input(
     syncs = [Sync(workers=count, bytes_sent=0.0) for count in workers]
     with pytest.raises(ValueError, match=message):
         simulate(cluster(failures_per_day=failures_per_day), STEPS, 10, syncs, rounds=rounds)
-
-
-def test_the_page_shows_a_call_that_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).parents[2] / "docs" / "plan.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    (code,) = (block for block in blocks if "simulate(" in block)
-    (tmp_path / "cluster.toml").write_text(
-        'islands = 2\nbandwidth = "100mbit"\n[samples_per_second]\n8 = 4.0\n'
-    )
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    # 50 steps of 8 s hide transfers of half a second.
-    assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx(
-        [400.0, 0.0, 1.0, 1.0], abs=1e-9
-    )

@@ -12,7 +12,6 @@ from adloco.errors import require
 
 if TYPE_CHECKING:
     from adloco.plan.cluster import Cluster
-    from adloco.plan.prediction import Prediction
 
 RECIPES = ("ddp", "diloco")
 ADAPTIVE = "adloco"
@@ -60,8 +59,6 @@ class Plan(SettingsCommand):
     """Price of an island in an hour."""
     points: Path | None = argument(None, "FILE.csv")
     """Measured times to the target, to be drawn in (docs/plan.md)."""
-    simulate: int = argument(0, "N")
-    """Play N rounds of the recommended run event by event."""
     measured: Path | None = argument(None, "FILE.csv")
     """Measured rounds, to fit the time of a round to."""
     predict: Path | None = argument(None, "ROWS.csv")
@@ -146,12 +143,11 @@ def _plan(arguments: Plan, file: Path) -> int:
             reasons = (*plan.advice.reasons, model_text(arguments.parameters))
             plan = replace(plan, advice=replace(plan.advice, reasons=reasons))
         chosen = plan.advice.chosen
-        simulated = [simulated_text(chosen, arguments.simulate)] if arguments.simulate else []
         page = write_plan(plan, arguments.to or Path("runs/plan"), points)
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)
-    for sentence in filter(None, [*plan.advice.reasons, crossing_text(plan), *simulated]):
+    for sentence in filter(None, [*plan.advice.reasons, crossing_text(plan)]):
         console.print(f"  {sentence}", soft_wrap=True)
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
@@ -175,10 +171,6 @@ def _check(arguments: Plan) -> None:
             value is None or 0 < value < math.inf,
             f"--{name.replace('_', '-')} must be a number > 0, got {value}",
         )
-    require(
-        arguments.simulate == 0 or arguments.simulate >= 2,
-        f"--simulate must be >= 2 rounds, got {arguments.simulate}",
-    )
     require(
         arguments.sync_cost is None or 0 <= arguments.sync_cost < 1,
         f"--sync-cost must be in [0, 1), got {arguments.sync_cost}",
@@ -207,18 +199,4 @@ def model_text(parameters: float) -> str:
     return (
         f"Before you train recipe.toml, set its model.* to a model of {parameters:g} parameters: "
         "it has the model of the recipe that was planned, whatever its size."
-    )
-
-
-def simulated_text(chosen: "Prediction", rounds: int) -> str:
-    """Seconds of a round by a simulation, beside those of the closed form."""
-    from adloco.plan.simulation import simulate
-
-    found = simulate(
-        chosen.cluster, chosen.step_seconds, chosen.sync_every, chosen.exchanges, rounds=rounds
-    )
-    return (
-        f"Simulated, a round takes {found.time.total:.4g} s, with a standard error of "
-        f"{found.errors['total']:.1g} s over {rounds} rounds; in closed form "
-        f"{chosen.round.total:.4g} s."
     )

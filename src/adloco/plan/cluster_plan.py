@@ -121,7 +121,7 @@ def _without_noise_scale(condition: str) -> str:
 
 
 def _micro_batches(chosen: Prediction, cluster: Cluster) -> str:
-    fastest, each = cluster.fastest_pass, chosen.batch / chosen.exchanges[0].workers
+    fastest, each = cluster.fastest_pass, chosen.batch / chosen.workers
     return (
         f"An island takes {each:,.4g} sample{'s' if each != 1 else ''} in a step on average, in "
         f"micro-batches of at most {chosen.candidate.recipe.switch.b_max} on each rank "

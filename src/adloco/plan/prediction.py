@@ -12,7 +12,7 @@ from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_b
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import bytes_of_mean, exchange_of
 from adloco.plan.fitted_link import FittedLinks
-from adloco.plan.round_time import RoundTime, Sync, round_time
+from adloco.plan.round_time import RoundTime, round_time
 from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
@@ -54,8 +54,8 @@ class Prediction:
     """H; 1 for data-parallel training."""
     step_seconds: tuple[float, ...]
     """Mean seconds of an inner step of each island."""
-    exchanges: tuple[Sync, ...]
-    """The syncs of each trainer's workers in a round."""
+    workers: int
+    """Workers that sync with one another."""
     round: RoundTime
     """Mean seconds of a round, or of a step of data-parallel training."""
     seconds: float
@@ -124,7 +124,7 @@ def predict(
         bytes_sent=syncs * sync.bytes_sent + merged,
         sync_every=every,
         step_seconds=step_seconds,
-        exchanges=(sync,) * trainers,
+        workers=workers,
         round=found,
         seconds=seconds,
         memory_bytes=_memory(recipe, workload, workers),

@@ -1,5 +1,5 @@
 """The time of a round in closed form: computation, waiting for the slowest worker, transfers, and
-rounds that are lost to failures. `plan/simulation.py` plays the same round event by event.
+rounds that are lost to failures. `tests/plan/simulation.py` plays the same round event by event.
 
 Computation. The seconds of inner steps are independent, with a mean and a standard deviation
 (`jitter` times the mean). Workers wait for one another where one of the F fragments leaves, where
@@ -81,11 +81,6 @@ class RoundTime:
     def utilisation(self) -> float:
         """Computing seconds over all seconds."""
         return self.computing / self.total
-
-    @property
-    def goodput(self) -> float:
-        """Part of all seconds that is not lost."""
-        return 1 - self.lost / self.total
 
 
 def round_time(
