@@ -35,10 +35,8 @@ def plan(cluster: Path, *words: str) -> int:
 
 
 def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = cluster.with_name("points.csv")
-    points.write_text("method,bandwidth_bits_per_second,seconds\ndiloco,1e7,99999\n")
     words = ["ddp", "diloco", "--run.tokens", "1000000", *AXES]
-    assert plan(cluster, *words, "--points", str(points), "--price", "3") == 0
+    assert plan(cluster, *words, "--price", "3") == 0
     said = capsys.readouterr().out
     folder = cluster.parent / "plan"
     found = json.loads((folder / "plan.json").read_text())
@@ -73,7 +71,6 @@ def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
         (["diloco", "--method.sync_evry", "5"], "sync_evry"),
         (["adloco", "--noise-scale", "9", "--method.num_trainers", "3"], "do not divide 4 islands"),
         (["diloco", "--runs", "no/run"], "no/run"),
-        (["diloco", "--points", "no.csv"], "there is no file 'no.csv'"),
     ],
 )
 def test_what_cannot_be_planned(

@@ -10,7 +10,7 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.plan.calibration import calibrate, predict
-from adloco.plan.measured_rows import Measure, Row, Rows, read_points
+from adloco.plan.measured_rows import Measure, Row, Rows
 
 H = (1, 2, 4, 8, 16, 32, 64, 128)
 BANDWIDTHS = (50e6, 100e6, 200e6, 500e6, 1e9, 2e9, 5e9)
@@ -144,18 +144,6 @@ def test_nothing_is_written_of_rows_that_were_not_measured(
     assert "nothing was measured of b, 2 workers, 9 parameters" in capsys.readouterr().err
     assert main(["plan", "--measured", measured, "--predict", wanted]) == 2
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == []
-
-
-def test_measured_points_of_a_plan(tmp_path: Path) -> None:
-    path = tmp_path / "points.csv"
-    path.write_text("method,bandwidth_bits_per_second,seconds,label\nddp,1e8,50,first\n")
-    (point,) = read_points(path, ["ddp", "diloco"])
-    assert (point.method, point.bandwidth, point.seconds, point.label) == ("ddp", 1e8, 50, "first")
-    with pytest.raises(ValueError, match="line 2: method must be one of diloco, got 'ddp'"):
-        read_points(path, ["diloco"])
-    path.write_text("method,seconds\nddp,1\n")
-    with pytest.raises(ValueError, match="it lacks bandwidth_bits_per_second"):
-        read_points(path, ["ddp"])
 
 
 def test_two_bandwidths_tell_no_inefficiency() -> None:

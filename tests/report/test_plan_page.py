@@ -5,7 +5,6 @@ import html
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from adloco.plan.advice import by_method, pareto
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan, make_plan
-from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
 from adloco.plan.target import Target
 from adloco.report.pictures import draw
@@ -29,7 +27,6 @@ from adloco.report.plan_page import best_table, cluster_words, crossing_text, wr
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
 
 CLUSTER = Cluster(islands=4, bandwidth="100mbit", samples_per_second={8: 16.0}, price_per_hour=2.0)
-MEASURED = MeasuredPoint(method="diloco", bandwidth=1e9, seconds=12345.0, label="runs/first")
 
 
 def sync_every(recipe: Recipe) -> int:
@@ -61,13 +58,13 @@ def plan() -> Plan:
 @pytest.fixture(scope="module")
 def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "a plan"
-    assert write_plan(plan, path, [MEASURED]) == path / "plan.html"
+    assert write_plan(plan, path) == path / "plan.html"
     return path
 
 
-def drawn(plan: Plan, measured: Sequence[MeasuredPoint] = ()) -> dict[str, Any]:
+def drawn(plan: Plan) -> dict[str, Any]:
     """The numbers of the page's curves, as the page has them."""
-    chart = plan_curves(plan, measured).charts[0]
+    chart = plan_curves(plan).charts[0]
     numbers: dict[str, Any] = json.loads(json.dumps(chart.numbers))
     return numbers
 
@@ -87,9 +84,6 @@ def test_the_json_has_the_whole_plan(plan: Plan, folder: Path) -> None:
     content = json.loads((folder / "plan.json").read_text())
     assert content["target"] == "loss 2.5" and content["assumptions"] == list(plan.assumptions)
     assert content["cluster"]["bandwidth"] == "100mbit" and content["workload"]["parameters"] == 1e7
-    assert content["measured"] == [
-        {"method": "diloco", "bandwidth": 1e9, "seconds": 12345.0, "label": "runs/first"}
-    ]
     assert len(content["predictions"]) == len(plan.predictions) == 7
     for row, one in zip(content["predictions"], plan.predictions, strict=True):
         assert row["settings"] == dict(one.candidate.settings)
@@ -141,7 +135,7 @@ def test_the_page_opens_offline_and_says_all(plan: Plan, folder: Path) -> None:
     own = re.sub(packed, "", page, flags=re.S)
     assert "http" not in own and "src=" not in own.replace('src="data:', "")
     numbers = json.loads(re.search(r'class="chart-numbers">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
-    assert numbers == drawn(plan, [MEASURED])
+    assert numbers == drawn(plan)
     text = html.unescape(re.sub(r"<[^>]*>", "", own))
     assert "Target: loss 2.5." in text and "10M parameters" in text
     assert "4 islands exchange in rings over links of 100 Mbit/s" in text
@@ -169,14 +163,13 @@ def test_the_table_has_the_best_of_each_method(plan: Plan) -> None:
 
 
 def test_curves_against_bandwidth(plan: Plan) -> None:
-    numbers = drawn(plan, [MEASURED])
+    numbers = drawn(plan)
     assert numbers["log"] == {"x": True, "y": True}
     assert [axis["name"] for axis in numbers["axes"]] == ["bandwidth", "seconds", "bytes_sent"]
     shown = curves_of(numbers, "bandwidth", "seconds")
     for name, found in plan.over_bandwidth.items():
         line = zip(BANDWIDTHS, (one.seconds for one in found), strict=True)
         assert shown.pop(name) == list(line)
-    assert shown.pop("diloco measured") == [(1e9, 12345.0)]
     link, crossing = shown.values()
     times = [one.seconds for found in plan.over_bandwidth.values() for one in found]
     assert link == [(1e8, min(times)), (1e8, max(times))]
@@ -233,7 +226,7 @@ def test_the_picture_marks_the_link_and_the_crossing(
     monkeypatch.setattr(
         "adloco.report.pictures.save_figure", lambda figure, path: kept.append(figure)
     )
-    (chart,) = plan_curves(plan, [MEASURED]).charts
+    (chart,) = plan_curves(plan).charts
     x, y = chart.axes["bandwidth"].unit.scale, chart.measures[0].unit.scale
     draw([(chart, "bandwidth", chart.measures[0])], "the target", tmp_path / "plan.png")
     (axis,) = kept[0].axes
@@ -249,7 +242,6 @@ def test_the_picture_marks_the_link_and_the_crossing(
             [bandwidth, one.seconds] for bandwidth, one in zip(BANDWIDTHS, found, strict=True)
         ]
         assert np.array(lines[name][0]) == pytest.approx(np.array(expected))
-    assert lines["diloco"][1] == [pytest.approx([1e9, 12345.0])]
     assert lines["this link 100 Mbit/s"][0][0][0] == pytest.approx(1e8)
     (crossing,) = (points for name, (points, *_) in lines.items() if "as fast from" in name)
     assert crossing[0][0] == pytest.approx(plan.advice.crossing)

@@ -57,8 +57,6 @@ class Plan(SettingsCommand):
     """Without --runs, H local steps need H^BETA times the tokens (default: 0.1)."""
     price: float | None = argument(None, "P")
     """Price of an island in an hour."""
-    points: Path | None = argument(None, "FILE.csv")
-    """Measured times to the target, to be drawn in (docs/plan.md)."""
     measured: Path | None = argument(None, "FILE.csv")
     """Measured rounds, to fit the time of a round to."""
     predict: Path | None = argument(None, "ROWS.csv")
@@ -89,7 +87,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     from adloco.plan.cluster_plan import make_plan
     from adloco.plan.fitted_link import fit_links
     from adloco.plan.loss_law import fit_loss_law
-    from adloco.plan.measured_rows import read_points, read_rows
+    from adloco.plan.measured_rows import read_rows
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import check_shared_model, read_short_runs
     from adloco.plan.target import SYNC_COST, loss_target, tokens_target
@@ -106,7 +104,6 @@ def _plan(arguments: Plan, file: Path) -> int:
         fit = fit_loss_law(runs.points) if runs else None
         noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)
         names = arguments.recipes or default_recipes(noise_scale, cluster)
-        points = read_points(arguments.points, names) if arguments.points else []
         found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
         measured = (
             fit_links(read_rows(arguments.measured, measured=True), names, cluster)
@@ -143,7 +140,7 @@ def _plan(arguments: Plan, file: Path) -> int:
             reasons = (*plan.advice.reasons, model_text(arguments.parameters))
             plan = replace(plan, advice=replace(plan.advice, reasons=reasons))
         chosen = plan.advice.chosen
-        page = write_plan(plan, arguments.to or Path("runs/plan"), points)
+        page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)

@@ -1,6 +1,4 @@
-"""Measurements in CSV files: rounds that a calibration fits, those that it predicts, and times to a
-plan's target.
-"""
+"""Measurements in CSV files: rounds that a calibration fits, and those that it predicts."""
 
 import csv
 import io
@@ -46,20 +44,6 @@ class Rows:
     """The rows as they stand in the file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
-    """A measured time to the target, to be compared with the plan's."""
-
-    method: str
-    """A method of the plan, as its candidates are named."""
-    bandwidth: float
-    """Bandwidth of the link between islands, in bits/s."""
-    seconds: float
-    """Until the target."""
-    label: str
-    """The run in words."""
-
-
 def read_rows(path: Path, *, measured: bool) -> Rows:
     """Read a CSV file with a header.
 
@@ -70,8 +54,19 @@ def read_rows(path: Path, *, measured: bool) -> Rows:
     Raises:
         ValueError: A column is missing, or a value is not what it must be.
     """
-    cells = _read_cells(path, KEYS)
-    found = [name for name in MEASURES if name in cells[0]]
+    require(path.is_file(), f"there is no file {str(path)!r}; name a CSV file with measurements")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        names = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        cells = list(reader)
+    lacking = [name for name in KEYS if name not in names]
+    require(
+        not lacking,
+        f"{path} must have the columns {', '.join(KEYS)}; it lacks {', '.join(lacking)}",
+    )
+    require(bool(cells), f"{path} has no rows below its header; give measurements")
+    found = [name for name in MEASURES if name in names]
     require(
         bool(found) or not measured,
         f"{path} must have the columns {', '.join(KEYS)} and {' or '.join(MEASURES)}; it lacks "
@@ -100,35 +95,6 @@ def read_rows(path: Path, *, measured: bool) -> Rows:
     return Rows(rows=rows, measure=measure, cells=cells)
 
 
-def read_points(path: Path, methods: Sequence[str]) -> list[MeasuredPoint]:
-    """Read measured times to a plan's target, to be drawn beside the predicted ones.
-
-    Args:
-        path: A CSV file with the columns method, bandwidth_bits_per_second, seconds and, if wanted,
-            label.
-        methods: The plan's methods.
-
-    Raises:
-        ValueError: A column is missing, or a value is not what it must be.
-    """
-    cells = _read_cells(path, ("method", "bandwidth_bits_per_second", "seconds"))
-    for line, cell in enumerate(cells, start=2):
-        require(
-            cell["method"] in methods,
-            f"{path} line {line}: method must be one of {', '.join(methods)}, got "
-            f"{cell['method']!r}",
-        )
-    return [
-        MeasuredPoint(
-            method=cell["method"],
-            bandwidth=_number(path, line, cell, "bandwidth_bits_per_second"),
-            seconds=_number(path, line, cell, "seconds"),
-            label=cell.get("label") or "",
-        )
-        for line, cell in enumerate(cells, start=2)
-    ]
-
-
 def write_rows(path: Path, rows: Rows, utilisations: Sequence[float]) -> None:
     """Write the rows with compute_utilisation filled in; the file appears whole or not at all."""
     # Cells beyond the header have no name.
@@ -139,23 +105,6 @@ def write_rows(path: Path, rows: Rows, utilisations: Sequence[float]) -> None:
     for cell, utilisation in zip(rows.cells, utilisations, strict=True):
         writer.writerow(cell | {"compute_utilisation": f"{utilisation:.6g}"})
     write_text(path, text.getvalue())
-
-
-def _read_cells(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header that has these columns, and perhaps more."""
-    require(path.is_file(), f"there is no file {str(path)!r}; name a CSV file with measurements")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        names = [name.strip() for name in reader.fieldnames or ()]
-        reader.fieldnames = names
-        cells = list(reader)
-    lacking = [name for name in columns if name not in names]
-    require(
-        not lacking,
-        f"{path} must have the columns {', '.join(columns)}; it lacks {', '.join(lacking)}",
-    )
-    require(bool(cells), f"{path} has no rows below its header; give measurements")
-    return cells
 
 
 def _number(path: Path, line: int, cell: dict[str, str], name: str) -> float:

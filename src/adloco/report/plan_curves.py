@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from adloco.metrics import Metric, Unit
 from adloco.plan.advice import pareto
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
-from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
 from adloco.report.curves import Chart, Curve, Look, Panel
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable, unit_for
@@ -20,17 +19,16 @@ AMONG_CANDIDATES = {"seconds": ("bytes_sent", "tokens", "loss"), "bytes_sent": (
 """Axis -> measures that are shown over it, candidate by candidate."""
 
 
-def plan_curves(plan: Plan, measured: Sequence[MeasuredPoint]) -> Panel:
+def plan_curves(plan: Plan) -> Panel:
     """The page's chart, with what it shows."""
     metrics = _metrics(plan)
     axes = {"bandwidth": metrics.pop("bandwidth")}
     axes |= {axis: metrics[axis] for axis, over in AMONG_CANDIDATES.items() if {*over} & {*metrics}}
-    curves = [*_over_bandwidth(plan, measured, metrics), *_among_candidates(plan, axes, metrics)]
+    curves = [*_over_bandwidth(plan, metrics), *_among_candidates(plan, axes, metrics)]
     caption = (
-        "Against bandwidth, a line is a method with its best settings at each bandwidth"
-        f"{', and a large point was measured' if measured else ''}. Against time or bytes, a point "
-        "is a candidate on this cluster; no other one is better in both numbers than those on the "
-        "Pareto front."
+        "Against bandwidth, a line is a method with its best settings at each bandwidth. Against "
+        "time or bytes, a point is a candidate on this cluster; no other one is better in both "
+        "numbers than those on the Pareto front."
     )
     chart = Chart(axes=axes, measures=list(metrics.values()), curves=curves, log_x=True, log_y=True)
     return Panel(title="Time, bytes and price", caption=caption, charts=[chart])
@@ -58,9 +56,7 @@ def _metrics(plan: Plan) -> dict[str, Metric]:
     return {one.name: one for one in metrics}
 
 
-def _over_bandwidth(
-    plan: Plan, measured: Sequence[MeasuredPoint], metrics: Mapping[str, Metric]
-) -> Iterable[Curve]:
+def _over_bandwidth(plan: Plan, metrics: Mapping[str, Metric]) -> Iterable[Curve]:
     shown = [name for name in OVER_BANDWIDTH if name in metrics]
     lines = {
         name: [
@@ -73,20 +69,9 @@ def _over_bandwidth(
     for name, line in lines.items():
         yield Curve(
             name=name,
-            detail="",
             axes={"bandwidth": [bandwidth for bandwidth, _ in line]},
             measures={number: [getattr(one, number) for _, one in line] for number in shown},
             notes=[one.candidate.label for _, one in line],
-        )
-    for name in dict.fromkeys(point.method for point in measured):
-        points = [point for point in measured if point.method == name]
-        yield Curve(
-            name=name,
-            detail="measured",
-            axes={"bandwidth": [point.bandwidth for point in points]},
-            measures={"seconds": [point.seconds for point in points]},
-            look="points",
-            notes=[point.label for point in points],
         )
     drawn = [one for line in lines.values() for _, one in line]
     marks: list[tuple[str, float | None, Look]] = [
@@ -98,7 +83,6 @@ def _over_bandwidth(
             values = {number: [getattr(one, number) for one in drawn] for number in shown}
             yield Curve(
                 name=f"{mark} {readable(bandwidth, RATES)}",
-                detail="",
                 axes={"bandwidth": [bandwidth, bandwidth]},
                 measures={number: [min(those), max(those)] for number, those in values.items()},
                 look=look,
@@ -140,7 +124,6 @@ def _curve(
 ) -> Curve:
     return Curve(
         name=name,
-        detail="",
         axes={axis: [getattr(one, axis) for one in found]},
         measures={number: [getattr(one, number) for one in found] for number in shown},
         look=look,

@@ -3,7 +3,6 @@
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,13 +10,12 @@ from adloco.config.recipe_text import to_toml
 from adloco.config.sections import Recipe
 from adloco.plan.advice import pareto
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
-from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction
 from adloco.report.table import csv_text
 from adloco.run.json_files import finite
 
 
-def to_json(plan: Plan, measured: Sequence[MeasuredPoint]) -> dict[str, Any]:
+def to_json(plan: Plan) -> dict[str, Any]:
     """Everything, for programs."""
     return {
         "target": plan.target,
@@ -38,7 +36,6 @@ def to_json(plan: Plan, measured: Sequence[MeasuredPoint]) -> dict[str, Any]:
                 for name, found in plan.over_bandwidth.items()
             },
         },
-        "measured": [asdict(point) for point in measured],
     }
 
 

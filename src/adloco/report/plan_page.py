@@ -9,7 +9,6 @@ from adloco.plan.advice import CLOSE, by_method, pareto
 from adloco.plan.candidates import ranks_of_island
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
-from adloco.plan.measured_rows import MeasuredPoint
 from adloco.plan.prediction import Prediction, Workload
 from adloco.report.curves import Panel, charts_content
 from adloco.report.html import embedded, write_page
@@ -25,13 +24,12 @@ ROWS = 200
 RECIPE = "recipe.toml"
 
 
-def write_plan(plan: Plan, folder: Path, measured: Sequence[MeasuredPoint] = ()) -> Path:
+def write_plan(plan: Plan, folder: Path) -> Path:
     """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path.
 
     Args:
         plan: What to write.
         folder: Where to write it.
-        measured: Measured times to the target, to be drawn beside the predicted ones.
 
     Raises:
         ValueError: A setting of the recommended recipe cannot be written as TOML.
@@ -41,13 +39,11 @@ def write_plan(plan: Plan, folder: Path, measured: Sequence[MeasuredPoint] = ())
     recipe = recipe_text(plan)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / RECIPE, recipe)
-    write_json(folder / "plan.json", to_json(plan, measured))
+    write_json(folder / "plan.json", to_json(plan))
     write_text(folder / "plan.csv", to_csv(plan))
-    panel = plan_curves(plan, measured)
+    panel = plan_curves(plan)
     (chart,) = panel.charts
-    points = "; points were measured" if measured else ""
-    title = f"{plan.target}: each method with its best settings at each bandwidth"
-    title += f"{plan.condition}{points}"
+    title = f"{plan.target}: each method with its best settings at each bandwidth{plan.condition}"
     draw([(chart, "bandwidth", chart.measures[0])], title, folder / "plan.png")
     path = folder / "plan.html"
     write_page(path, "plan.html", _content(plan, panel, folder))
