@@ -51,9 +51,9 @@ def test_a_plan_names_the_measured_micro_batch() -> None:
     found = candidates(["diloco"], [*ONE, ("batch.initial", "64")], cluster)
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
     plan = make_plan(found, WORKLOAD, cluster, target)
-    assert plan.advice.chosen.step_seconds == (1.0, 1.0)
+    assert plan.chosen.step_seconds == (1.0, 1.0)
     assert "32 samples in a step on average, in micro-batches of at most 32" in " ".join(
-        plan.advice.reasons
+        plan.reasons
     )
 
 
@@ -98,9 +98,9 @@ def test_without_limit_of_the_link_data_parallel_training_is_chosen() -> None:
     target = tokens_target(found, noise_scale=None, sync_cost=0.1)
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     plan = make_plan(found, workload, cluster, target)
-    assert plan.advice.chosen.candidate.name == "ddp"
+    assert plan.chosen.candidate.name == "ddp"
     assert plan.condition == " with batches of 8 samples only"
-    assert "The noise scale is missing" in plan.advice.reasons[0]
+    assert "The noise scale is missing" in plan.reasons[0]
     known = tokens_target(found, noise_scale=20.0, sync_cost=0.1)
     assert not make_plan(found, WORKLOAD, cluster, known).condition
 

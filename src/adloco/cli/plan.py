@@ -137,14 +137,12 @@ def _plan(arguments: Plan, file: Path) -> int:
         )
         plan = make_plan(found, workload, cluster, target, measured)
         if arguments.parameters:
-            reasons = (*plan.advice.reasons, model_text(arguments.parameters))
-            plan = replace(plan, advice=replace(plan.advice, reasons=reasons))
-        chosen = plan.advice.chosen
+            plan = replace(plan, reasons=(*plan.reasons, model_text(arguments.parameters)))
         page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
-    console.print(f"recommended: {chosen.candidate.label}", soft_wrap=True)
-    for sentence in filter(None, [*plan.advice.reasons, crossing_text(plan)]):
+    console.print(f"recommended: {plan.chosen.candidate.label}", soft_wrap=True)
+    for sentence in filter(None, [*plan.reasons, crossing_text(plan)]):
         console.print(f"  {sentence}", soft_wrap=True)
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:

@@ -2,9 +2,9 @@
 data-parallel training is as fast.
 """
 
+import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from adloco.distributed.wire.plain import PlainWire
 from adloco.errors import require
@@ -16,19 +16,6 @@ Predictor = Callable[[float], list[Prediction]]
 """Bandwidth in bits/s -> predictions on a link of that bandwidth."""
 LOWEST, HIGHEST = 1e4, 1e13
 """Bandwidths in bits/s between which the crossing is searched."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """A recommendation and its reasons."""
-
-    chosen: Prediction
-    reasons: tuple[str, ...]
-    """Sentences."""
-    crossing: float | None
-    """Bandwidth in bits/s from which on data-parallel training is as fast as the fastest candidate
-    that syncs; None without data-parallel candidates, or if there is no such bandwidth.
-    """
 
 
 def by_method(predictions: Sequence[Prediction], within: float = CLOSE) -> dict[str, Prediction]:
@@ -106,37 +93,31 @@ def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
     return front
 
 
-def advise(predictions: Sequence[Prediction], on_bandwidth: Predictor) -> Advice:
-    """Recommend a candidate.
-
-    Args:
-        predictions: Of all candidates on the cluster's link.
-        on_bandwidth: Predicts all candidates on another link.
-    """
-    chosen = choose(predictions)
-    crossing = find_crossing(on_bandwidth)
-    return Advice(chosen=chosen, reasons=tuple(_reasons(chosen, predictions)), crossing=crossing)
-
-
 def find_crossing(on_bandwidth: Predictor) -> float | None:
-    """The bandwidth in bits/s from which on data-parallel training is as fast as the others."""
+    """The bandwidth in bits/s from which on data-parallel training is as fast as the fastest
+    candidate that syncs; infinite if it is slower on every link, None without one of the two.
+    """
 
-    def parallel_is_slower(bandwidth: float) -> bool | None:
-        found = on_bandwidth(bandwidth)
-        parallel = [one.seconds for one in found if one.candidate.recipe.data_parallel]
-        others = [one.seconds for one in found if not one.candidate.recipe.data_parallel]
-        return min(parallel) > CLOSE * min(others) if parallel and others else None
+    def parallel_is_slower(bandwidth: float) -> bool:
+        seconds = {True: math.inf, False: math.inf}
+        for one in on_bandwidth(bandwidth):
+            kind = one.candidate.recipe.data_parallel
+            seconds[kind] = min(seconds[kind], one.seconds)
+        return seconds[True] > CLOSE * seconds[False]
 
     low, high = LOWEST, HIGHEST
-    if not parallel_is_slower(low) or parallel_is_slower(high):
+    if len({one.candidate.recipe.data_parallel for one in on_bandwidth(high)}) == 1:
         return None
+    if parallel_is_slower(high):
+        return math.inf
     while high / low > 1.01:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if parallel_is_slower(middle) else (low, middle)
     return high
 
 
-def _reasons(chosen: Prediction, predictions: Sequence[Prediction]) -> list[str]:
+def reasons_for(chosen: Prediction, predictions: Sequence[Prediction]) -> list[str]:
+    """Sentences on how the chosen candidate stands beside the others."""
     spent = chosen.round
     said = [
         f"It computes for {spent.utilisation:.0%} of its time; "

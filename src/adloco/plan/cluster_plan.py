@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adloco.errors import require
-from adloco.plan.advice import Advice, advise, by_method
+from adloco.plan.advice import by_method, choose, find_crossing, reasons_for
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
 from adloco.plan.fitted_link import FittedLinks
@@ -20,7 +20,7 @@ BANDWIDTHS = tuple(10 ** (6 + step / 4) for step in range(21))
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Predictions and advice for a cluster."""
+    """Predictions for a cluster, and a recommendation."""
 
     cluster: Cluster
     workload: Workload
@@ -28,7 +28,12 @@ class Plan:
     """The target in words."""
     predictions: Sequence[Prediction]
     """Predictions of all candidates that fit, on the cluster's link."""
-    advice: Advice
+    chosen: Prediction
+    """The recommended one."""
+    reasons: tuple[str, ...]
+    """Sentences about it."""
+    crossing: float | None
+    """Bandwidth in bits/s from which on data-parallel training is as fast, by `find_crossing`."""
     over_bandwidth: Mapping[str, Sequence[Prediction]]
     """Method -> its fastest at each of `BANDWIDTHS`; [bandwidths]."""
     assumptions: tuple[str, ...]
@@ -67,30 +72,29 @@ def make_plan(
     predictions = _that_fit(predicted(cluster), workload, cluster)
     found = [one.candidate for one in predictions]
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
-    advice = advise(predictions, on_bandwidth)
-    advice = replace(advice, reasons=(*advice.reasons, _micro_batches(advice.chosen, cluster)))
-    between = target.interval and target.interval(
-        advice.chosen.candidate.recipe, advice.chosen.batch
-    )
+    chosen = choose(predictions)
+    reasons = [*reasons_for(chosen, predictions), _micro_batches(chosen, cluster)]
     condition = ""
     if not target.prices_batches:
         batches = " or ".join(
             f"{batch:,.0f}" for batch in sorted({one.batch for one in predictions})
         )
         condition = f" with batches of {batches} samples only"
-        advice = replace(advice, reasons=(_without_noise_scale(condition), *advice.reasons))
+        reasons.insert(0, _without_noise_scale(condition))
+    between = target.interval and target.interval(chosen.candidate.recipe, chosen.batch)
     if between:
-        told = (
-            f"Its {advice.chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: "
+        reasons.append(
+            f"Its {chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: "
             "90% of the laws that fit the runs lie between."
         )
-        advice = replace(advice, reasons=(*advice.reasons, told))
     return Plan(
         cluster=cluster,
         workload=workload,
         target=target.name,
         predictions=predictions,
-        advice=advice,
+        chosen=chosen,
+        reasons=tuple(reasons),
+        crossing=find_crossing(on_bandwidth),
         over_bandwidth={name: [of[name] for of in choices] for name in by_method(predictions)},
         assumptions=(*_of_time(cluster), *target.assumptions),
         condition=condition,

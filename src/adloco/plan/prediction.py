@@ -41,8 +41,6 @@ class Prediction:
     """A candidate's costs until the target."""
 
     candidate: Candidate
-    cluster: Cluster
-    """The cluster, with what was measured of the candidate's method."""
     batch: float
     """Samples of an inner step, over all workers of a trainer."""
     tokens: float
@@ -50,8 +48,6 @@ class Prediction:
     syncs: float
     bytes_sent: float
     """Bytes that leave each island."""
-    sync_every: int
-    """H; 1 for data-parallel training."""
     step_seconds: tuple[float, ...]
     """Mean seconds of an inner step of each island."""
     workers: int
@@ -116,13 +112,11 @@ def predict(
     seconds = steps / every * found.total + merged / cluster.link.bytes_per_second
     return Prediction(
         candidate=candidate,
-        cluster=cluster,
         batch=batch,
         tokens=tokens,
         inner_steps=steps,
         syncs=syncs,
         bytes_sent=syncs * sync.bytes_sent + merged,
-        sync_every=every,
         step_seconds=step_seconds,
         workers=workers,
         round=found,

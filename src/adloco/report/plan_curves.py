@@ -2,6 +2,7 @@
 Pareto front.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from adloco.metrics import Metric, Unit
@@ -36,7 +37,7 @@ def plan_curves(plan: Plan) -> Panel:
 
 def _metrics(plan: Plan) -> dict[str, Metric]:
     """The numbers that are shown, in units that suit the recommended candidate."""
-    chosen = plan.advice.chosen
+    chosen = plan.chosen
 
     def metric(name: str, label: str, value: float, units: Mapping[str, float]) -> Metric:
         shown = unit_for(value, units)
@@ -76,10 +77,10 @@ def _over_bandwidth(plan: Plan, metrics: Mapping[str, Metric]) -> Iterable[Curve
     drawn = [one for line in lines.values() for _, one in line]
     marks: list[tuple[str, float | None, Look]] = [
         ("this link", 8 * plan.cluster.link.bytes_per_second, "strong"),
-        ("data-parallel training is as fast from", plan.advice.crossing, "grey"),
+        ("data-parallel training is as fast from", plan.crossing, "grey"),
     ]
     for mark, bandwidth, look in marks:
-        if bandwidth and drawn:
+        if bandwidth and math.isfinite(bandwidth) and drawn:
             values = {number: [getattr(one, number) for one in drawn] for number in shown}
             yield Curve(
                 name=f"{mark} {readable(bandwidth, RATES)}",
@@ -102,7 +103,7 @@ def _among_candidates(
             yield _curve(method, of_method, axis, shown, "points")
         for number in shown:
             yield _curve("Pareto front", _front(drawn, axis, number), axis, [number], "strong")
-        yield _curve("recommended", [plan.advice.chosen], axis, shown, "strong")
+        yield _curve("recommended", [plan.chosen], axis, shown, "strong")
 
 
 def _front(predictions: Sequence[Prediction], axis: str, number: str) -> list[Prediction]:

@@ -22,9 +22,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "workload": asdict(plan.workload),
         "cluster": asdict(plan.cluster),
         "advice": {
-            "chosen": _described(plan.advice.chosen),
-            "reasons": list(plan.advice.reasons),
-            "crossing_bits_per_second": plan.advice.crossing,
+            "chosen": _described(plan.chosen),
+            "reasons": list(plan.reasons),
+            "crossing_bits_per_second": finite(plan.crossing),
             "pareto": [one.candidate.label for one in pareto(plan.predictions)],
         },
         "assumptions": list(plan.assumptions),
@@ -49,17 +49,17 @@ def to_csv(plan: Plan) -> str:
             *(dict(one.candidate.settings).get(name, "") for name in axes),
             *_numbers(one).values(),
             int(one in front),
-            int(one is plan.advice.chosen),
+            int(one is plan.chosen),
         ]
         for one in plan.predictions
     ]
-    names = ["method", *axes, *_numbers(plan.advice.chosen), "pareto", "recommended"]
+    names = ["method", *axes, *_numbers(plan.chosen), "pareto", "recommended"]
     return csv_text(names, rows)
 
 
 def recommended_recipe(plan: Plan) -> Recipe:
     """The recipe of the recommended candidate, with the tokens until the target as its budget."""
-    chosen = plan.advice.chosen
+    chosen = plan.chosen
     recipe = chosen.candidate.recipe
     budget = replace(recipe.run, tokens=math.ceil(chosen.tokens), rounds=0, inner_steps=0, syncs=0)
     return replace(recipe, run=budget)
@@ -67,8 +67,8 @@ def recommended_recipe(plan: Plan) -> Recipe:
 
 def recipe_text(plan: Plan) -> str:
     """The recommended recipe as TOML, below its reasons."""
-    chosen = plan.advice.chosen.candidate
-    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.advice.reasons]
+    chosen = plan.chosen.candidate
+    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons]
     comment = "".join(f"# {line}\n" for reason in reasons for line in reason.splitlines())
     return f"{comment}\n{to_toml(recommended_recipe(plan))}"
 

@@ -1,14 +1,16 @@
 """plan.html, and with it plan.png, plan.json, plan.csv and recipe.toml: a plan for its users."""
 
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adloco.plan.advice import CLOSE, by_method, pareto
+from adloco.config.recipe_text import defaults
+from adloco.plan.advice import by_method, pareto
 from adloco.plan.candidates import ranks_of_island
 from adloco.plan.cluster import Cluster
-from adloco.plan.cluster_plan import BANDWIDTHS, Plan
+from adloco.plan.cluster_plan import Plan
 from adloco.plan.prediction import Prediction, Workload
 from adloco.report.curves import Panel, charts_content
 from adloco.report.html import embedded, write_page
@@ -65,55 +67,20 @@ def crossing_text(plan: Plan) -> str:
     """From which bandwidth on data-parallel training is as fast, as a sentence; empty if no
     candidate is data-parallel or all are.
     """
-    if plan.advice.crossing:
-        bandwidth = readable(plan.advice.crossing, RATES)
-        return (
-            f"From {bandwidth} on, data-parallel training is about as fast as all others"
-            f"{plan.condition}."
-        )
-    fastest = [found[-1] for found in plan.over_bandwidth.values()]
-    parallel = [one.seconds for one in fastest if one.candidate.recipe.data_parallel]
-    others = [one.seconds for one in fastest if not one.candidate.recipe.data_parallel]
-    if not parallel or not others:
+    if plan.crossing is None:
         return ""
-    if min(parallel) > CLOSE * min(others):
-        highest = readable(BANDWIDTHS[-1], RATES)
-        return (
-            f"Data-parallel training is slower at every bandwidth up to {highest}{plan.condition}."
-        )
+    if math.isinf(plan.crossing):
+        return f"Data-parallel training is slower at every bandwidth{plan.condition}."
     return (
-        f"Data-parallel training is about as fast as all others at every bandwidth{plan.condition}."
+        f"From {readable(plan.crossing, RATES)} on, data-parallel training is about as fast as all "
+        f"others{plan.condition}."
     )
 
 
-def cluster_words(cluster: Cluster) -> list[str]:
-    """The cluster as sentences."""
-    fastest = cluster.fastest_pass
-    pattern = "in rings" if cluster.pattern == "ring" else "all to all"
-    several = (
-        f"{cluster.islands} islands exchange {pattern} over links of "
-        f"{readable(8 * cluster.link.bytes_per_second, RATES)}, {cluster.latency} one way."
-    )
-    said = [
-        several if cluster.islands > 1 else "There is one island.",
-        f"An island trains up to {cluster.samples_per_second[fastest]:,.4g} samples per second, "
-        f"in passes of {fastest}.",
-    ]
-    if cluster.sync_seconds:
-        said.append(f"A sync takes {cluster.sync_seconds:g} s besides its transfer.")
-    if cluster.speeds:
-        speeds = ", ".join(f"{speed:g}" for speed in cluster.speeds)
-        said.append(f"Relative speeds of the islands are {speeds}.")
-    if cluster.jitter:
-        said.append(f"The seconds of a step vary by {cluster.jitter:.0%}.")
-    if cluster.failures_per_day:
-        said.append(
-            f"Failures of an island in a day: {cluster.failures_per_day:g}; training continues "
-            f"{cluster.restart_seconds:g} s after one."
-        )
-    if cluster.price_per_hour:
-        said.append(f"An hour of an island costs {cluster.price_per_hour:g}.")
-    return said
+def cluster_words(cluster: Cluster) -> str:
+    """The entries of the cluster's description that are not the defaults."""
+    usual, given = defaults(Cluster), vars(cluster)
+    return ", ".join(f"{key} {value}" for key, value in given.items() if value != usual[key])
 
 
 def _workload_words(workload: Workload) -> str:
@@ -126,18 +93,18 @@ def _workload_words(workload: Workload) -> str:
 
 
 def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
-    chosen = plan.advice.chosen
+    chosen = plan.chosen
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
-    ranks = ranks_of_island(plan.advice.chosen.candidate.recipe)
+    ranks = ranks_of_island(plan.chosen.candidate.recipe)
     return charts_content([panel]) | {
         "about": [
             ("Target", f"{plan.target}."),
             ("Model", _workload_words(plan.workload)),
-            ("Cluster", " ".join(cluster_words(plan.cluster))),
+            ("Cluster", f"{cluster_words(plan.cluster)}."),
         ],
         "chosen": chosen.candidate.label,
         "cards": [(column, show(chosen)) for column, show in _columns(plan).items()],
-        "reasons": [*plan.advice.reasons, *filter(None, [crossing_text(plan)])],
+        "reasons": [*plan.reasons, *filter(None, [crossing_text(plan)])],
         "command": command,
         "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
         f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
@@ -170,7 +137,7 @@ def _table(
     front: Sequence[Prediction] = (),
 ) -> Table:
     def mark(one: Prediction) -> str:
-        marks = {"recommended": one is plan.advice.chosen, "Pareto front": one in front}
+        marks = {"recommended": one is plan.chosen, "Pareto front": one in front}
         return ", ".join(name for name, true in marks.items() if true)
 
     columns = _columns(plan)
@@ -195,6 +162,6 @@ def _columns(plan: Plan) -> dict[str, Callable[[Prediction], str]]:
     }
     if plan.cluster.price_per_hour > 0:
         columns["price"] = lambda one: readable(one.price, COUNTS)
-    if plan.advice.chosen.loss is not None:
+    if plan.chosen.loss is not None:
         columns["loss"] = lambda one: "-" if one.loss is None else f"{one.loss:.4f}"
     return columns
