@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import correlation, fmean, median
 from typing import Any
 
+from steps_to_loss import fit_steps
+
 from adloco import BatchController, BatchGuards
 from adloco.cli.main import main
 from adloco.lab.batch_controls.batch_rules import RandomBatch
-from adloco.plan.steps_to_loss import fit_steps
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.study.statistics import first_crossing

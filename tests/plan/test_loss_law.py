@@ -11,7 +11,6 @@ import pytest
 
 from adloco.plan.loss_law import LossLaw, fit_loss_law
 from adloco.plan.loss_points import Batch, LossPoint
-from adloco.plan.steps_to_loss import StepsToLoss
 
 LAW = LossLaw(
     irreducible=1.6,
@@ -73,15 +72,12 @@ def test_the_law_by_hand() -> None:
 
 
 def test_a_batch_that_varies_is_the_sum_of_its_steps() -> None:
-    """The progress of every step, added up, as in StepsToLoss: 100 steps of 8 and 300 of 24."""
+    """The progress of every step, added up, 1 / (1 + B / b) each: 100 steps of 8 and 300 of 24."""
     cost = LAW.cost("ddp", {8: 800, 24: 7200})
-    steps = StepsToLoss(min_steps=1, min_samples=LAW.critical_batch)
-    progress = 100 / steps.steps(8) + 300 / steps.steps(24)
+    progress = 100 / (1 + LAW.critical_batch / 8) + 300 / (1 + LAW.critical_batch / 24)
     assert (800 + 7200) / cost == pytest.approx(progress * LAW.critical_batch)
     eta = 0.5  # The norm test holds B / eta^2, which costs 1 + 1 / eta^2.
-    assert LAW.cost("ddp", LAW.critical_batch / eta**2) == pytest.approx(
-        steps.adaptive_samples(eta) / steps.min_samples
-    )
+    assert LAW.cost("ddp", LAW.critical_batch / eta**2) == pytest.approx(1 + 1 / eta**2)
 
 
 def test_constants_come_back_from_exact_points() -> None:

@@ -8,7 +8,7 @@ the inner steps of a round, and c_method the tokens that a method needs for one 
 makes the progress 1 / (1 + B / b), so that a token makes 1 / (1 + b / B) of the progress that it
 makes in a tiny batch. Progress adds up over a run whose batch varies, so its cost is the harmonic
 mean of 1 + b / B, weighted by tokens. The norm test at eta holds b at B / eta^2 (unbiased form),
-which costs 1 + 1 / eta^2 (steps_to_loss.py).
+which costs 1 + 1 / eta^2 (docs/plan.md).
 
 What the runs cannot tell is left out, and said in `LossFit.assumptions`.
 """

@@ -13,7 +13,6 @@ from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import bytes_of_mean, exchange_of
 from adloco.plan.fitted_link import FittedLinks
 from adloco.plan.round_time import RoundTime, round_time
-from adloco.plan.steps_to_loss import noise_per_batch
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge_policies.no_merge import NoMerge
@@ -146,7 +145,9 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         )
         assert workload.noise_scale is not None
         assert isinstance(rule, NormTest)
-        requested = workload.noise_scale / noise_per_batch(rule.eta, rule.estimator)
+        # The plug-in form counts the batch's own noise as gradient.
+        held = 1 / rule.eta**2 - (rule.estimator == "plug-in")
+        requested = workload.noise_scale * held
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
     # What does not fit in one pass may be clipped. Data-parallel training is one worker with a rank
     # on each island.

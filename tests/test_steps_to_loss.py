@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adloco.plan.steps_to_loss import StepsToLoss, fit_steps, noise_per_batch
+from reproduce.steps_to_loss import StepsToLoss, fit_steps, noise_per_batch
 
 LAW = StepsToLoss(min_steps=100, min_samples=3200)
 
