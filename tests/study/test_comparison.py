@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from adloco.metrics import NATS, ROUND, Metric
-from adloco.report.compare_files import differences_csv, to_csv, to_json
+from adloco.report.compare_files import to_csv, to_json
 from adloco.report.compare_page import comparison_chart, tables
 from adloco.report.pictures import draw_comparison
 from adloco.study.arms import plan_runs
@@ -40,20 +40,12 @@ def test_differences_of_what_a_target_needs() -> None:
     with the third seed it ends at 3.5. So -25 and -50: mean -37.5, deviation 17.68, t = 12.706.
     """
     found = against((0.0, 2.0), (2.0, 3.0), (2.0, 3.5))
-    (tokens,) = found.differences_to_target("tokens", 3.0)
+    (tokens,), (syncs,) = map(found.differences, found.needed(3.0))
     assert (tokens.first, tokens.second, tokens.mean, tokens.seeds) == ("a", "b", -37.5, 2)
     assert tokens.half_width == pytest.approx(12.706 * 12.5)
-    (syncs,) = found.differences_to_target("syncs", 3.0)
     assert (syncs.mean, syncs.clear) == (-3.75, False)
     content = to_json(found)["differences_to_target"]["3"]
     assert [content[axis][0]["mean"] for axis in ("tokens", "syncs")] == [-37.5, -3.75]
-    rows = [line.split(",") for line in differences_csv(found).splitlines()]
-    assert rows[0] == ["number", "first", "second", "mean", "half_width", "seeds"]
-    assert [row[:4] for row in rows[1:]] == [
-        ["final val_loss", "a", "b", str((-2 - 1 - 1.5) / 3)],
-        ["tokens_to_3", "a", "b", "-37.5"],
-        ["syncs_to_3", "a", "b", "-3.75"],
-    ]
     *_, table = tables(found)
     assert table.title == "Differences of what validation loss 3 needs"
     ((pair, seeds, *cells),) = table.rows
@@ -67,7 +59,7 @@ def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_com
     *_, table = tables(against((0.0, 2.0), (0.0, 4 - 100 / 52)))
     assert table.rows[0][2].text == "-26.0 ± 12.7" and table.rows[0][2].detail == "a needs less"
     missed = against((2.0, 3.5), (2.0, 3.5))
-    assert missed.differences_to_target("tokens", 3.0) == []
+    assert missed.differences(missed.needed(3.0)[0]) == []
     assert [table.title for table in tables(missed)][-1] == "Differences of the final loss"
 
 
@@ -115,16 +107,16 @@ def comparison(problem: str = "") -> Comparison:
 
 def test_means_over_seeds() -> None:
     found = comparison()
-    assert found.finals("diloco", "val_loss").mean == 1.5
+    assert found.spread(found.finals[0], "diloco").mean == 1.5
     # From 4 to 2 it passes 2.5 after 75 tokens, from 4 to 1 after 50.
-    assert found.to_target("diloco", "tokens", 2.5).mean == 62.5
+    assert found.spread(found.needed(2.5)[0], "diloco").mean == 62.5
 
 
 def test_a_run_that_did_not_end_enters_no_number_but_its_curve() -> None:
     found = comparison(problem="loss is nan")
-    assert found.finals("diloco", "val_loss").mean == 2.0
-    assert found.totals("diloco", "tokens").count == 1
-    assert found.to_target("diloco", "tokens", 2.5).mean == 75
+    assert found.spread(found.finals[0], "diloco").mean == 2.0
+    assert found.spread(found.totals[0], "diloco").count == 1
+    assert found.spread(found.needed(2.5)[0], "diloco").mean == 75
     rows = to_csv(found).splitlines()
     assert rows[2].startswith("diloco,1,") and rows[2].endswith("loss is nan,,,")
     (arm,) = to_json(found)["arms"]

@@ -83,7 +83,7 @@ def run_study(
         page = write_comparison(comparison, folder, title, draw)
     for table in tables(comparison):
         print_table(table, console)
-    best = comparison.loss.text(comparison.finals(comparison.best, comparison.loss.name).mean)
+    best = comparison.loss.text(comparison.spread(comparison.finals[0], comparison.best).mean)
     console.print(f"lowest {comparison.loss.label}: {comparison.best}, {best}", soft_wrap=True)
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)

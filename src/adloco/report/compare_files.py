@@ -1,12 +1,11 @@
-"""compare.json, compare.csv and compare_differences.csv: a comparison for programs."""
+"""compare.json and compare.csv: a comparison for programs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from adloco.report.table import csv_text
-from adloco.study.comparison import Comparison
-from adloco.study.statistics import Difference
+from adloco.study.comparison import Comparison, Quantity
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -16,17 +15,15 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "differs": list(comparison.differs),
         "not_held_equal": list(comparison.unequal),
         "units": {
-            **{name: metric.unit.name for name, metric in comparison.axes.items()},
-            **{metric.name: metric.unit.name for metric in comparison.measures},
+            each.name: each.metric.unit.name for each in (*comparison.totals, *comparison.finals)
         },
         "data_parallel_replicas": comparison.replicas,
         "targets": list(comparison.targets),
         "arms": [_arm_json(comparison, arm) for arm in comparison.arms],
-        "differences_of_final_loss": _differences_json(comparison.final_differences()),
+        "differences_of_final_loss": _differences_json(comparison, comparison.finals[0]),
         "differences_to_target": {
             f"{target:g}": {
-                axis: _differences_json(comparison.differences_to_target(axis, target))
-                for axis in comparison.axes
+                each.name: _differences_json(comparison, each) for each in comparison.needed(target)
             }
             for target in comparison.targets
         },
@@ -35,57 +32,37 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def to_csv(comparison: Comparison) -> str:
     """A row for each run: its final measures, totals, and what it needed for each target."""
-    measures = [metric.name for metric in comparison.measures]
-    reached = [(axis, target) for target in comparison.targets for axis in comparison.axes]
-    names = [*measures, *comparison.axes, *(f"{axis}_to_{target:g}" for axis, target in reached)]
+    quantities = {each.name: each for each in (*comparison.finals, *comparison.totals)} | {
+        f"{each.name}_to_{target:g}": each
+        for target in comparison.targets
+        for each in comparison.needed(target)
+    }
     rows = [
         [
             *(arm, run.run.seed, run.run.folder, run.problem),
-            *(run.final(name) for name in measures),
-            *(run.total(axis) for axis in comparison.axes),
-            *(comparison.reached(run, axis, target) for axis, target in reached),
+            *(quantity.of(run) for quantity in quantities.values()),
         ]
         for arm, runs in comparison.arms.items()
         for run in runs
     ]
-    return csv_text(["arm", "seed", "folder", "problem", *names], rows)
+    return csv_text(["arm", "seed", "folder", "problem", *quantities], rows)
 
 
-def differences_csv(comparison: Comparison) -> str:
-    """A row for each pair of arms and number in which they are compared."""
-    loss = comparison.loss.name
-    found = {f"final {loss}": comparison.final_differences()} | {
-        f"{axis}_to_{target:g}": comparison.differences_to_target(axis, target)
-        for target in comparison.targets
-        for axis in comparison.axes
-    }
-    names = [field.name for field in fields(Difference)]
-    rows = [
-        [number, *asdict(difference).values()]
-        for number, differences in found.items()
-        for difference in differences
-    ]
-    return csv_text(["number", *names], rows)
-
-
-def _differences_json(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+def _differences_json(comparison: Comparison, quantity: Quantity) -> list[dict[str, Any]]:
     interval = {"interval": "95%, Student's t, paired by seed"}
-    return [asdict(difference) | interval for difference in differences]
+    return [asdict(difference) | interval for difference in comparison.differences(quantity)]
 
 
 def _arm_json(comparison: Comparison, arm: str) -> dict[str, Any]:
+    def spreads(quantities: Sequence[Quantity]) -> dict[str, Any]:
+        return {each.name: asdict(comparison.spread(each, arm)) for each in quantities}
+
     return {
         "name": arm,
-        "final": {
-            metric.name: asdict(comparison.finals(arm, metric.name))
-            for metric in comparison.measures
-        },
-        "total": {axis: asdict(comparison.totals(arm, axis)) for axis in comparison.axes},
+        "final": spreads(comparison.finals),
+        "total": spreads(comparison.totals),
         "to_target": {
-            f"{target:g}": {
-                axis: asdict(comparison.to_target(arm, axis, target)) for axis in comparison.axes
-            }
-            for target in comparison.targets
+            f"{target:g}": spreads(comparison.needed(target)) for target in comparison.targets
         },
         "runs": [
             {

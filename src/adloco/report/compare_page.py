@@ -1,62 +1,55 @@
 """compare.html of a comparison, its tables, and all files beside it."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from adloco.metrics import Metric
-from adloco.report.compare_files import differences_csv, to_csv, to_json
+from adloco.report.compare_files import to_csv, to_json
 from adloco.report.curves import Chart, Curve, Panel, charts_content
 from adloco.report.html import embedded, write_page
 from adloco.report.table import Cell, Table, table_of
 from adloco.run.json_files import write_json
-from adloco.study.comparison import Comparison
+from adloco.study.comparison import Comparison, Quantity
 from adloco.study.statistics import Difference, Spread
 from adloco.whole_file import write_text
 
 
 def tables(comparison: Comparison) -> list[Table]:
     """The final values, what each arm needs for each target, and the differences."""
-    axes, loss, warning = comparison.axes, comparison.loss, comparison.warning
+    loss, warning = comparison.loss, comparison.warning
     spread = "Mean over seeds; below it the lowest and the highest."
     paired = (
         "First minus second, paired by seed, with the 95% interval of Student's t. With one seed "
         "there is no interval."
     )
-    needed, differing = [], []
-    for target in comparison.targets:
-        needed.append(
-            _table_of_arms(
-                comparison,
-                f"To {loss.label} {target:g}",
-                f"{spread} On the line between evaluations. -: not reached.{warning}",
-                [
-                    (metric, partial(comparison.to_target, axis=axis, target=target))
-                    for axis, metric in axes.items()
-                ],
-                counted=True,
-            )
+    needed = [
+        _table_of_arms(
+            comparison,
+            f"To {loss.label} {target:g}",
+            f"{spread} On the line between evaluations. -: not reached.{warning}",
+            comparison.needed(target),
+            counted=True,
         )
-        differing.append(
-            _table_of_pairs(
-                f"Differences of what {loss.label} {target:g} needs",
-                f"{paired} A seed with which one of the two does not reach it is left out, which "
-                f"favours that one.{warning}",
-                list(axes.values()),
-                [comparison.differences_to_target(axis, target) for axis in axes],
-                "needs less",
-            )
-        )
-    at_end = [
-        *((each, partial(comparison.finals, measure=each.name)) for each in comparison.measures),
-        *((metric, partial(comparison.totals, axis=axis)) for axis, metric in axes.items()),
+        for target in comparison.targets
     ]
+    differing = [
+        _table_of_pairs(
+            comparison,
+            f"Differences of what {loss.label} {target:g} needs",
+            f"{paired} A seed with which one of the two does not reach it is left out, which "
+            f"favours that one.{warning}",
+            comparison.needed(target),
+            "needs less",
+        )
+        for target in comparison.targets
+    ]
+    at_end = [*comparison.finals, *comparison.totals]
     finals = _table_of_pairs(
+        comparison,
         "Differences of the final loss",
         f"{paired}{warning}",
-        [loss],
-        [comparison.final_differences()],
+        comparison.finals[:1],
         "is lower",
     )
     return [
@@ -70,53 +63,47 @@ def _table_of_arms(
     comparison: Comparison,
     title: str,
     note: str,
-    columns: Sequence[tuple[Metric, Callable[[str], Spread]]],
+    quantities: Sequence[Quantity],
     *,
     counted: bool = False,
 ) -> Table:
     """A row for each arm.
 
-    Args:
-        columns: A number and what it is of an arm, over its seeds.
-        counted: True to say how many of the seeds have a number, where some lack it.
+    counted: True to say how many of the seeds have a number, where some lack it.
     """
     rows = [
         [
             Cell(arm),
-            *(_cell(metric, of(arm), len(runs) if counted else 0) for metric, of in columns),
+            *(
+                _cell(each.metric, comparison.spread(each, arm), len(runs) if counted else 0)
+                for each in quantities
+            ),
         ]
         for arm, runs in comparison.arms.items()
     ]
-    return Table(
-        title=title, note=note, columns=["arm", *(metric.axis for metric, _ in columns)], rows=rows
-    )
+    columns = ["arm", *(each.metric.axis for each in quantities)]
+    return Table(title=title, note=note, columns=columns, rows=rows)
 
 
 def _table_of_pairs(
-    title: str,
-    note: str,
-    metrics: Sequence[Metric],
-    differences: Sequence[Sequence[Difference]],
-    better: str,
+    comparison: Comparison, title: str, note: str, quantities: Sequence[Quantity], better: str
 ) -> Table:
     """A row for each pair of arms.
 
-    Args:
-        differences: [metrics][pairs]
-        better: What is said of the arm with the lower number, if it clearly is.
+    better: What is said of the arm with the lower number, if it clearly is.
     """
     rows = [
         [
             Cell(f"{row[0].first} - {row[0].second}"),
             Cell(str(row[0].seeds)),
             *(
-                Cell(_interval(metric, difference), _reading(difference, better))
-                for metric, difference in zip(metrics, row, strict=True)
+                Cell(_interval(each.metric, difference), _reading(difference, better))
+                for each, difference in zip(quantities, row, strict=True)
             ),
         ]
-        for row in zip(*differences, strict=True)
+        for row in zip(*map(comparison.differences, quantities), strict=True)
     ]
-    columns = ["pair", "seeds", *(metric.axis for metric in metrics)]
+    columns = ["pair", "seeds", *(each.metric.axis for each in quantities)]
     return Table(title=title, note=note, columns=columns, rows=rows)
 
 
@@ -139,7 +126,6 @@ def write_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "compare.json", to_json(comparison))
     write_text(folder / "compare.csv", to_csv(comparison))
-    write_text(folder / "compare_differences.csv", differences_csv(comparison))
     chart = comparison_chart(comparison)
     images = draw_comparison(chart, comparison.statement, folder)
     path = folder / "compare.html"
@@ -192,9 +178,8 @@ def _content(
 
 def _interval(metric: Metric, difference: Difference) -> str:
     def number(value: float) -> str:
-        # Of few syncs the tenths count.
-        few = metric.whole and abs(difference.mean) < 100
-        return f"{value:,.1f}" if few else _number(metric, value)
+        # A mean of counts is no whole number; of few syncs the tenths count.
+        return f"{value:,.1f}" if metric.whole else metric.number(value)
 
     sign = "+" if difference.mean > 0 else ""
     half = "" if difference.half_width is None else f" ± {number(difference.half_width)}"

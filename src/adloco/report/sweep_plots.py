@@ -30,7 +30,7 @@ def draw_sweep(
         points: Arm -> its point of the grid.
         folder: Where to write.
     """
-    means = {arm: comparison.finals(arm, comparison.loss.name).mean for arm in comparison.arms}
+    means = {arm: comparison.spread(comparison.finals[0], arm).mean for arm in comparison.arms}
     losses = [(dict(points[arm]), mean) for arm, mean in means.items() if mean is not None]
     loss, paths = f"final {comparison.loss.axis}", []
     for shown in [*((axis,) for axis in axes), *itertools.combinations(axes, 2)]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from adloco.errors import require
@@ -50,6 +51,16 @@ class RunCurves:
     def total(self, axis: str) -> float | None:
         """The last value of an axis; None if the run did not end."""
         return self.axes[axis][-1] if self.axes[axis] and not self.problem else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A number in which arms are compared."""
+
+    name: str
+    metric: Metric
+    of: Callable[[RunCurves], float | None]
+    """The number of a run; None if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,46 +117,53 @@ class Comparison:
         """The things not held equal, as a sentence; empty if all was."""
         return f" NOT HELD EQUAL: {'; '.join(self.unequal)}." if self.unequal else ""
 
-    def finals(self, arm: str, measure: str) -> Spread:
-        """The last values of a measure over the seeds of an arm."""
-        return Spread.of([run.final(measure) for run in self.arms[arm]])
+    @property
+    def finals(self) -> list[Quantity]:
+        """The last value of each measure; the loss first."""
+        return [
+            Quantity(
+                name=metric.name, metric=metric, of=partial(RunCurves.final, measure=metric.name)
+            )
+            for metric in self.measures
+        ]
 
-    def totals(self, arm: str, axis: str) -> Spread:
-        """The last values of an axis over the seeds of an arm."""
-        return Spread.of([run.total(axis) for run in self.arms[arm]])
+    @property
+    def totals(self) -> list[Quantity]:
+        """The last value on each axis."""
+        return [
+            Quantity(name=axis, metric=metric, of=partial(RunCurves.total, axis=axis))
+            for axis, metric in self.axes.items()
+        ]
 
-    def reached(self, run: RunCurves, axis: str, target: float) -> float | None:
-        """Place where a run's loss first reaches a target; None if it does not, or did not end."""
-        crossing = first_crossing(run.axes[axis], run.measures[self.loss.name], target)
-        return None if run.problem else crossing
+    def needed(self, target: float) -> list[Quantity]:
+        """The place on each axis where the loss first reaches a target."""
 
-    def to_target(self, arm: str, axis: str, target: float) -> Spread:
-        """Amount of an axis that the seeds of an arm need to reach a loss."""
-        return Spread.of([self.reached(run, axis, target) for run in self.arms[arm]])
+        def reached(run: RunCurves, axis: str) -> float | None:
+            crossing = first_crossing(run.axes[axis], run.measures[self.loss.name], target)
+            return None if run.problem else crossing
+
+        return [
+            Quantity(name=axis, metric=metric, of=partial(reached, axis=axis))
+            for axis, metric in self.axes.items()
+        ]
+
+    def spread(self, quantity: Quantity, arm: str) -> Spread:
+        """A quantity over the seeds of an arm."""
+        return Spread.of([quantity.of(run) for run in self.arms[arm]])
 
     @property
     def best(self) -> str:
         """The arm with the lowest mean final loss."""
-        means = {arm: self.finals(arm, self.loss.name).mean for arm in self.arms}
+        means = {arm: self.spread(self.finals[0], arm).mean for arm in self.arms}
         known = {arm: mean for arm, mean in means.items() if mean is not None}
         return min(known, key=lambda arm: known[arm])
 
-    def final_differences(self) -> list[Difference]:
-        """The final loss of an arm minus that of another, for each pair of arms."""
-        return self._differences(lambda run: run.final(self.loss.name))
-
-    def differences_to_target(self, axis: str, target: float) -> list[Difference]:
-        """Amount of an axis that an arm needs to reach a loss minus another's, for each pair of
-        arms, over the seeds with which both reach it.
-        """
-        return self._differences(lambda run: self.reached(run, axis, target))
-
-    def _differences(self, number: Callable[[RunCurves], float | None]) -> list[Difference]:
-        """A number of an arm minus that of another, paired by seed: of all pairs, or of the best
-        arm and each other one if there are more than `ARMS_IN_PAIRS` arms.
+    def differences(self, quantity: Quantity) -> list[Difference]:
+        """A quantity of an arm minus that of another, over the seeds with which both have it: of
+        all pairs, or of the best arm and each other one with more than `ARMS_IN_PAIRS` arms.
         """
         numbers = {
-            arm: {run.run.seed: value for run in runs if (value := number(run)) is not None}
+            arm: {run.run.seed: value for run in runs if (value := quantity.of(run)) is not None}
             for arm, runs in self.arms.items()
         }
         names = list(self.arms)
@@ -213,7 +231,7 @@ def compare(
         unequal=tuple(unequal),
         differs=tuple(differences(runs)),
     )
-    finals = [comparison.finals(arm, comparison.loss.name).highest for arm in arms]
+    finals = [comparison.spread(comparison.finals[0], arm).highest for arm in arms]
     reached = [value for value in finals if value is not None]
     require(
         bool(reached),
