@@ -49,7 +49,6 @@ def run_study(
     *,
     varied: Sequence[str] = (),
     draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
-    halve_at: Sequence[float] = (),
 ) -> int:
     """Train the runs that are missing, write and show their comparison; return the exit code.
 
@@ -60,7 +59,6 @@ def run_study(
         title: Heading of the page.
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
-        halve_at: Parts of the budget at which the worse half of the arms stops.
     """
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
@@ -68,7 +66,7 @@ def run_study(
     links = [Link.parse(text) for text in arguments.link]
     _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
     try:
-        jobs = train_all(runs, folder, arguments.parallel, console, halve_at)
+        jobs = train_all(runs, folder, arguments.parallel, console)
     except StudyInterruptedError:
         console.print("stopped and saved; the same command continues", soft_wrap=True)
         return INTERRUPTED
@@ -119,7 +117,6 @@ def train_all(
     folder: Path,
     parallel: int,
     console: Console,
-    halve_at: Sequence[float] = (),
 ) -> Sequence[Job]:
     """Train the runs that are missing and show their progress; return them as they ended.
 
@@ -135,7 +132,7 @@ def train_all(
         refresh_per_second=2,
     )
     with live if console.is_terminal else nullcontext():
-        for jobs in train_missing(runs, folder, parallel, halve_at):
+        for jobs in train_missing(runs, folder, parallel):
             for number, job in enumerate(jobs):
                 if not console.is_terminal and told.get(number, "waiting") != job.state:
                     _tell(job, console)

@@ -25,8 +25,6 @@ class Sweep(RecipeCommand, StudyCommand):
     """Runs of each point (default: 1)."""
     samples: int = argument(0, "N")
     """Random points of the grid instead of all."""
-    halve_at: str = argument("", "PART,...")
-    """Stop the worse half of the points at these parts of the budget, as in 0.25,0.5."""
 
     def run(self) -> int:
         from adloco.cli.studies import run_study, study_settings
@@ -34,9 +32,7 @@ class Sweep(RecipeCommand, StudyCommand):
         from adloco.study.arms import planned_run
         from adloco.study.comparison import Comparison
         from adloco.study.grid import point_name, sweep_axes, sweep_points
-        from adloco.study.halving import parse_parts
 
-        halve_at = parse_parts(self.halve_at)
         recipe = self.recipe or "adloco"
         axes, fixed = sweep_axes(self.settings)
         self.settings = [*fixed]
@@ -52,4 +48,4 @@ class Sweep(RecipeCommand, StudyCommand):
             return draw_sweep(comparison, axes, points, folder)
 
         title = f"{Path(recipe).stem} over {', '.join(axes)}"
-        return run_study(runs, self, folder, title, varied=list(axes), draw=draw, halve_at=halve_at)
+        return run_study(runs, self, folder, title, varied=list(axes), draw=draw)

@@ -1,15 +1,11 @@
-"""Training the runs of a study that are missing, each in a process of its own; with successive
-halving, as far as their losses allow.
-"""
+"""Training the runs of a study that are missing, each in a process of its own."""
 
-import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,12 +20,11 @@ from adloco.run.checkpoint import list_checkpoints
 from adloco.run.folder import CHECKPOINTS, is_locked
 from adloco.run.records import Records
 from adloco.study.arms import StudyRun
-from adloco.study.halving import better_half, loss_at
 
 LOGS = "logs"
 """Folder of the processes' output, in the study's folder."""
 POLL_SECONDS = 0.5
-ENDED = ("done", "stopped", "failed")
+ENDED = ("done", "failed")
 """States in which a job stays."""
 
 
@@ -39,11 +34,9 @@ class Job:
 
     run: StudyRun
     state: str = "waiting"
-    """waiting, running, paused (it waits for the others before the next halving), stopped (by a
-    halving), done or failed.
-    """
+    """waiting, running, done or failed."""
     problem: str = ""
-    """Why it failed or was stopped, in one sentence."""
+    """Why it failed, in one sentence."""
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0
     seconds: float = 0.0
@@ -52,8 +45,6 @@ class Job:
     """The part of its budget that is used, from 0 to 1."""
     part_before: float = 0.0
     """The part that was used when its process began."""
-    pausing: bool = False
-    """True if its process was told to save and end, because the others come first."""
     last: Record = field(default_factory=dict)
     """The newest line of metrics.jsonl."""
 
@@ -70,9 +61,7 @@ class StudyInterruptedError(Exception):
     """The study was told to stop; its running runs have saved."""
 
 
-def train_missing(
-    runs: Sequence[StudyRun], folder: Path, parallel: int, halve_at: Sequence[float] = ()
-) -> Iterator[list[Job]]:
+def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iterator[list[Job]]:
     """Train the runs that have not ended, and yield all jobs again and again until they have.
 
     A run that was cut off is resumed. Ctrl+C and a signal to end are passed to the processes, which
@@ -82,8 +71,6 @@ def train_missing(
         runs: All runs of the study.
         folder: The study's folder, for the output of the processes.
         parallel: Processes at a time; the cores are shared among them.
-        halve_at: Parts of the budget, rising. Each time all runs that are left have used one, the
-            worse half of their arms stops. The same runs stop if the study is called again.
 
     Raises:
         StudyInterruptedError: A signal came.
@@ -98,74 +85,22 @@ def train_missing(
         return
     logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    with signals_passed_to(
-        lambda: [job.process for job in jobs if job.process],
-        # They save already, and a second signal would end them at once.
-        spared=lambda: [job.process for job in jobs if job.process and job.pausing],
-    ) as received:
-        racing = {run.arm for run in runs}
-        for goal in (*halve_at, 1.0):
-            for job in jobs:
-                if job.state in ("waiting", "paused"):
-                    job.state = "paused" if _reached(job, goal) else "waiting"
-            yield from _train_to(goal, jobs, logs, parallel, received)
-            if goal < 1:
-                racing = _halve(jobs, goal, racing)
-                yield jobs
-
-
-def _train_to(
-    goal: float, jobs: list[Job], logs: Path, parallel: int, received: Sequence[int]
-) -> Iterator[list[Job]]:
-    """Train all jobs that wait until they have used this part of their budget."""
-    while any(job.state in ("waiting", "running") for job in jobs):
-        running = [job for job in jobs if job.state == "running"]
-        waiting = [job for job in jobs if job.state == "waiting"]
-        for job in waiting[: parallel - len(running)]:
-            if received:
-                break
-            _start(job, logs, parallel)
-            if received and job.process is not None:  # The signal came before the process.
-                job.process.send_signal(received[-1])
-        for job in running:
-            _look_at(job, logs, goal, told_to_end=bool(received))
-        yield jobs
-        if received and not any(job.state == "running" for job in jobs):
-            raise StudyInterruptedError
-        time.sleep(POLL_SECONDS)
-
-
-def _reached(job: Job, goal: float) -> bool:
-    """True if the loss at this part of the budget is known; never true of the whole budget."""
-    return goal < 1 and job.part >= goal and loss_at(job.run, goal) is not None
-
-
-def _halve(jobs: Sequence[Job], goal: float, racing: Collection[str]) -> set[str]:
-    """Stop the runs of the arms that are not in the better half at this part of the budget.
-
-    Args:
-        jobs: All jobs of the study.
-        goal: The part.
-        racing: The arms that were kept so far.
-
-    Returns:
-        The arms that are kept.
-    """
-    losses: dict[str, list[float]] = {}
-    for job in jobs:
-        if job.run.arm in racing:
-            known = None if job.state == "failed" else loss_at(job.run, goal)
-            losses.setdefault(job.run.arm, []).append(math.inf if known is None else known)
-    means = {arm: sum(found) / len(found) for arm, found in losses.items()}
-    kept = better_half(means)
-    for job in jobs:
-        if job.state == "paused" and job.run.arm not in kept:
-            job.state = "stopped"
-            job.problem = (
-                f"at {goal:.0%} of its budget its arm's loss, {means[job.run.arm]:.4f}, was not "
-                f"among the best {len(kept)} of {len(means)}"
-            )
-    return {*kept}
+    with signals_passed_to(lambda: [job.process for job in jobs if job.process]) as received:
+        while any(job.state in ("waiting", "running") for job in jobs):
+            running = [job for job in jobs if job.state == "running"]
+            waiting = [job for job in jobs if job.state == "waiting"]
+            for job in waiting[: parallel - len(running)]:
+                if received:
+                    break
+                _start(job, logs, parallel)
+                if received and job.process is not None:  # The signal came before the process.
+                    job.process.send_signal(received[-1])
+            for job in running:
+                _look_at(job, logs, told_to_end=bool(received))
+            yield jobs
+            if received and not any(job.state == "running" for job in jobs):
+                raise StudyInterruptedError
+            time.sleep(POLL_SECONDS)
 
 
 def _start(job: Job, logs: Path, parallel: int) -> None:
@@ -194,7 +129,7 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
             env=os.environ | shared,
             start_new_session=True,
         )
-    job.state, job.began, job.pausing = "running", time.monotonic(), False
+    job.state, job.began = "running", time.monotonic()
 
 
 def _write_recipe(run: StudyRun, folder: Path) -> Path:
@@ -205,21 +140,16 @@ def _write_recipe(run: StudyRun, folder: Path) -> Path:
     return path
 
 
-def _look_at(job: Job, logs: Path, goal: float, *, told_to_end: bool) -> None:
+def _look_at(job: Job, logs: Path, *, told_to_end: bool) -> None:
     assert job.process is not None
     job.seconds = time.monotonic() - job.began
     job.last = Records(job.run.folder).newest()
     job.part = part_used(job.run.recipe.run.limits, job.last)
     code = job.process.poll()
     if code is None:
-        # A run that has used its whole budget is drawing its report.
-        if not job.pausing and job.part < 1 and _reached(job, goal):
-            job.process.send_signal(signal.SIGINT)
-            job.pausing = True
-    elif job.run.finished:
+        return
+    if job.run.finished:
         job.state, job.part = "done", 1.0
-    elif job.pausing and _reached(job, goal):
-        job.state = "paused"
     elif told_to_end and code == INTERRUPTED:
         job.state = "waiting"
     else:

@@ -112,13 +112,11 @@ def _listening(
 @contextmanager
 def signals_passed_to(
     processes: Callable[[], Iterable[subprocess.Popen[bytes]]],
-    spared: Callable[[], Collection[subprocess.Popen[bytes]]] = lambda: (),
 ) -> Iterator[list[int]]:
     """Pass signals to the processes that run, and kill those that are left at the end.
 
     Args:
         processes: The processes that have been started so far.
-        spared: Those of them that get no signals.
 
     Yields:
         The signals that came.
@@ -131,8 +129,7 @@ def signals_passed_to(
     def pass_on(number: int) -> None:
         received.append(number)
         for process in running():
-            if process not in spared():
-                process.send_signal(number)
+            process.send_signal(number)
 
     with told_to_end(pass_on):
         try:
