@@ -3,20 +3,22 @@ each, and show the comparison.
 """
 
 import re
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table as RichTable
-from rich.text import Text
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from adloco.cli.run_text import clock
 from adloco.cli.study_arguments import StudyCommand, parse_targets
-from adloco.cli.terminal import Printable, open_console, print_error
+from adloco.cli.terminal import open_console, print_error, printable, table_of
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.plan.link import Link
@@ -125,87 +127,50 @@ def train_all(
     """
     jobs: Sequence[Job] = []
     told: dict[int, str] = {}
-    began = time.monotonic()
-    live = Live(
-        get_renderable=lambda: Printable(_progress(jobs, parallel, time.monotonic() - began)),
-        console=console,
-        refresh_per_second=2,
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[said]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
-    with live if console.is_terminal else nullcontext():
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bars = [
+            progress.add_task(printable(_name(run)), total=1, said="", start=False) for run in runs
+        ]
+        whole = progress.add_task("all runs", total=len(runs), said="")
         for jobs in train_missing(runs, folder, parallel):
-            for number, job in enumerate(jobs):
-                if not console.is_terminal and told.get(number, "waiting") != job.state:
+            for number, (job, bar) in enumerate(zip(jobs, bars, strict=True)):
+                loss = job.last.get("val_loss") or job.last.get("train_loss")
+                said = f"loss {loss:.3f}" if loss and job.state == "running" else job.state
+                progress.update(bar, completed=job.part, said=said)
+                if told.get(number, "waiting") != job.state:
                     _tell(job, console)
+                    if job.state == "running":
+                        progress.start_task(bar)
+                    else:
+                        progress.stop_task(bar)
                 told[number] = job.state
-    if console.is_terminal:  # Elsewhere it was told when it happened.
-        for job in (job for job in jobs if job.problem):
-            _tell(job, console)
+            done = [1.0 if job.state in ENDED else job.part for job in jobs]
+            progress.update(whole, completed=sum(done))
     return jobs
+
+
+def _name(run: StudyRun) -> str:
+    return f"{run.arm}, seed {run.seed}"
 
 
 def print_table(table: Table, console: Console) -> None:
     """Show a table on the terminal; ranges stand in the page."""
-    shown = RichTable(
-        title=table.title, title_justify="left", box=None, collapse_padding=True, pad_edge=False
-    )
-    # The name of an arm may be folded, the words of headings and cells not, if they have room.
-    cells = [
-        [column, *(row[at].text for row in table.rows)] for at, column in enumerate(table.columns)
-    ]
-    words = [max(len(word) for cell in column for word in cell.split()) for column in cells[1:]]
-    longest = max(len(word) for cell in cells[0] for word in cell.split())
-    folded = longest + sum(words) + len(words) > console.width
-    for index, column in enumerate(table.columns):
-        shown.add_column(
-            column,
-            justify="right" if index else "left",
-            min_width=None if folded or not index else words[index - 1],
-            overflow="fold",
-        )
+    shown = table_of(*table.columns, names=1, title=table.title)
     for row in table.rows:
         shown.add_row(*(cell.text for cell in row))
     console.print(shown)
 
 
 def _tell(job: Job, console: Console) -> None:
-    name = f"{job.run.arm}, seed {job.run.seed}"
     reason = f": {job.problem}" if job.problem else ""
     state = "training ..." if job.state == "running" else job.state
-    after = (
-        f" after {clock(job.seconds)}" if job.seconds and job.state in ("done", "failed") else ""
-    )
-    console.print(f"{name}: {state}{after}{reason}", soft_wrap=True)
-
-
-def _progress(jobs: Sequence[Job], parallel: int, seconds: float) -> RenderableType:
-    grid = RichTable.grid(padding=(0, 1))
-    for _ in range(5):
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-    for job in jobs:
-        loss = job.last.get("val_loss") or job.last.get("train_loss")
-        left = {"running": f"{clock(job.seconds_left)} left"}.get(job.state, job.state)
-        grid.add_row(
-            f"{job.run.arm}, seed {job.run.seed}",
-            ProgressBar(total=1, completed=job.part, width=24),
-            f"{job.part:.0%}",
-            f"loss {loss:.3f}" if loss else "",
-            Text(left, style="red" if job.state == "failed" else ""),
-        )
-    done = sum(job.state in ENDED for job in jobs)
-    time_left = clock(_seconds_left(jobs, parallel))
-    summary = f"{done} of {len(jobs)} runs, {clock(seconds)} gone, {time_left} left"
-    return Group(grid, Text(summary, style="dim"))
-
-
-def _seconds_left(jobs: Sequence[Job], parallel: int) -> float | None:
-    """Time until all jobs end, if those that wait take as long as the others; None if unknown."""
-    whole = [
-        job.seconds / gained
-        for job in jobs
-        if job.seconds and (gained := job.part - job.part_before) > 0.02
-    ]
-    if not whole:
-        return None
-    mean = sum(whole) / len(whole)
-    left = sum((1 - job.part) * mean for job in jobs if job.state not in ENDED)
-    return left / parallel
+    after = f" after {clock(job.seconds)}" if job.seconds and job.state in ENDED else ""
+    console.print(f"{_name(job.run)}: {state}{after}{reason}", soft_wrap=True)

@@ -59,15 +59,11 @@ def say(console: Console, text: str, style: str | None = None) -> None:
         console.print(line, style=style, soft_wrap=True)
 
 
-def table_of(*columns: str, names: int = 0) -> Table:
-    """An empty table; the first `names` columns hold names, which may be folded, and the others
-    numbers.
-    """
-    table = Table(box=None)
-    for column in columns[:names]:
-        table.add_column(column, overflow="fold")
-    for column in columns[names:]:
-        table.add_column(column, justify="right")
+def table_of(*columns: str, names: int = 0, title: str | None = None) -> Table:
+    """An empty table; the first `names` columns hold names, and the others numbers."""
+    table = Table(box=None, title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < names else "right", overflow="fold")
     return table
 
 

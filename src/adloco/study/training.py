@@ -43,18 +43,8 @@ class Job:
     """Time that its process has taken so far."""
     part: float = 0.0
     """The part of its budget that is used, from 0 to 1."""
-    part_before: float = 0.0
-    """The part that was used when its process began."""
     last: Record = field(default_factory=dict)
     """The newest line of metrics.jsonl."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time that its process will still take, at the speed so far; None if not known yet."""
-        gained = self.part - self.part_before
-        if self.state != "running" or gained <= 0:
-            return 0.0 if self.state in ENDED else None
-        return (1 - self.part) * self.seconds / gained
 
 
 class StudyInterruptedError(Exception):
@@ -110,7 +100,7 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
         return
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
-        job.part_before = job.part = part_used(run.recipe.run.limits, Records(run.folder).newest())
+        job.part = part_used(run.recipe.run.limits, Records(run.folder).newest())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
         words = [str(_write_recipe(run, logs.parent / "recipes"))]
