@@ -1,7 +1,6 @@
 """`adloco prepare --check`: what it shows of files, of datasets and of labelled texts."""
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -66,11 +65,6 @@ def test_a_file(
     # Windows 0 .. 4 and 4 .. 8 of one one [SEP] one [UNK] two two [SEP] two [SEP].
     assert "of 2 samples to train on: 4 tokens" in out
     assert "  'one one [SEP] one [UNK]'\n  '[UNK] two two [SEP] two'\n" in out
-    # P(two | one) and P([SEP] | two) by Witten-Bell: three pairs begin with one, which has three
-    # followers, and with two, which has two.
-    two, end = (3 + 1) / (10 + 7), (3 + 1) / (10 + 7)
-    loss = -(math.log((0 + 3 * two) / (3 + 3)) + math.log((2 + 2 * end) / (3 + 2))) / 2
-    assert f"perplexity {math.exp(loss):.3f} on 3 tokens to validate on ({loss:.4f} nats" in out
 
 
 def test_a_dataset_with_and_without_its_hub(
@@ -90,7 +84,6 @@ def test_a_dataset_with_and_without_its_hub(
         "validation": ["3", "1", "2", "2.0", "2"],
     }
     assert "too short for one sample of 128 tokens" in out
-    assert "a model that learned nothing has 256" in out
 
     def unreachable(*arguments: object) -> None:
         raise SourceUnreachableError("no network")

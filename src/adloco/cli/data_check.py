@@ -1,11 +1,10 @@
 """Text of `adloco prepare --check` about a recipe's data: rows as they are read, counts of tokens,
-samples as the model sees them, and how well a bigram model predicts the text.
+and samples as the model sees them.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +25,6 @@ SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 240
 BLOCK = 2**20
 """Tokens that are counted at a time."""
-FITTED_TOKENS, EVALUATED_TOKENS = 10_000_000, 1_000_000
-"""Most tokens on which the bigram model is fitted and evaluated: the first ones. It takes at most
-0.4 GB for so many.
-"""
 
 
 def check_packed(cache: "TokenCache", console: Console) -> None:
@@ -72,9 +67,6 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
         )
     else:
         _say(f"too short for one sample of {data.context_tokens} tokens to train on", console)
-    with console.status("counting pairs of tokens ..."):
-        sentence = _bigram(cache.train, cache.validation, tokenizer.vocab_size)
-    _say(sentence, console)
 
 
 def check_labelled(data: "DataSettings", task: "ClassificationSettings", console: Console) -> None:
@@ -119,21 +111,6 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
         f"evaluate on: {_each(counts)}, so always the most frequent one is right for "
         f"{counts.max() / counts.sum():.1%}",
         console,
-    )
-
-
-def _bigram(train: NDArray[Any], validation: NDArray[Any], vocab_size: int) -> str:
-    """A sentence about the perplexity of a bigram model."""
-    from adloco.data.bigram import BigramModel
-
-    if min(len(train), len(validation)) < 2:
-        return "bigram model: it takes two tokens to train on, and two to validate on"
-    fitted, evaluated = train[:FITTED_TOKENS], validation[:EVALUATED_TOKENS]
-    loss = BigramModel.fit(fitted, vocab_size).loss(evaluated)
-    return (
-        f"bigram model: perplexity {math.exp(loss):,.3f} on {len(evaluated):,} tokens to validate "
-        f"on ({loss:.4f} nats per token), with Witten-Bell smoothing, fitted on "
-        f"{len(fitted):,} tokens to train on; a model that learned nothing has {vocab_size:,}"
     )
 
 

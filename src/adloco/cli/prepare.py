@@ -30,7 +30,7 @@ class Prepare(RecipeCommand):
     verify: bool = argument(False)
     """Then compare all tokens with their checksums; a run compares a sample."""
     check: bool = argument(False)
-    """Then show rows, counts of tokens, samples, and the perplexity of a bigram model."""
+    """Then show rows, counts of tokens and samples."""
 
     def run(self) -> int:
         from adloco.cli.data_check import check_labelled, check_packed
