@@ -24,12 +24,12 @@ TIMEOUT_SECONDS = 12.0
 
 @dataclass(kw_only=True)
 class Doctor(MachinesCommand):
-    """Check what a long run needs: versions, devices, network, shared folder, disk, clocks,
-    bandwidth and latency between islands, and for a recipe the largest micro-batch. Exit code 1 if
-    there is a problem.
+    """Check what a long run needs: versions, devices, network, shared folder, disk, clocks, and
+    bandwidth and latency between islands. Exit code 1 if there is a problem. The largest
+    micro-batch is found by `adloco probe`.
 
       adloco doctor                                  # this machine
-      adloco doctor diloco --memory.gib 8            # for a recipe
+      adloco doctor diloco                           # for a recipe
       adloco doctor RECIPE --machines 2 --meet HOST:29400    # the machines of a run
       torchrun ... -m adloco doctor RECIPE           # the same, started by torchrun
 
@@ -116,8 +116,6 @@ def _findings(mine: "RankFacts", recipe: "Recipe | None", console: Console) -> I
     yield findings.folder(facts, seen)
     yield _disk(facts, recipe, console)
     yield from _links(facts, recipe, console)
-    if recipe:
-        yield _micro_batch(recipe, mine, console)
 
 
 def _disk(facts: Sequence["RankFacts"], recipe: "Recipe | None", console: Console) -> "Finding":
@@ -152,26 +150,3 @@ def _links(
     yield findings.link(links, hosts)
     lines = "; ".join(findings.cluster_lines(links))
     yield findings.Finding(check="links", level="ok", text=f"for adloco plan --cluster: {lines}")
-
-
-def _micro_batch(recipe: "Recipe", mine: "RankFacts", console: Console) -> "Finding":
-    from adloco.cluster.findings import Finding
-
-    if mine.device == "cpu" and not recipe.memory.gib:
-        text = "not measured: on a CPU, --memory.gib 8 says how much memory may be taken"
-        return Finding(check="micro-batch", level="ok", text=text)
-    from adloco.run.micro_batch_probe import probe
-    from adloco.run.start import open_recipe
-
-    with _doing(console, "micro-batch", "training steps of rising size ..."):
-        largest = probe(open_recipe(recipe)).max_micro_batch
-    limit = recipe.switch.max_micro_batch
-    if isinstance(limit, int) and limit > largest:
-        return Finding(
-            check="micro-batch",
-            level="problem",
-            text=f"{largest} samples fit in memory, but switch.max_micro_batch is {limit}; use "
-            f"{largest}, or auto",
-        )
-    text = f"at most {largest} samples fit in memory; switch.max_micro_batch is {limit}"
-    return Finding(check="micro-batch", level="ok", text=text)
