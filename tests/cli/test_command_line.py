@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from adloco.cli.arguments import COMMON_SETTINGS, take_settings
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
-from adloco.cli.settings_help import KnownSetting, known_settings
+from adloco.cli.settings_help import COMMON, KnownSetting, known_settings
 from adloco.config.finding import aliases, setting_names, switches
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
@@ -151,9 +151,7 @@ def test_help_fits_80_columns(
     assert text.startswith(" ".join(["usage: adloco", *words]))
     assert max(map(len, text.splitlines())) <= 80
     if words[:1] in ([name] for name in NAMES[:4]):
-        for setting in COMMON_SETTINGS:
-            assert f"--{setting} " in text
-        assert "--help-settings" in text
+        assert "--help-settings" in text and "--section.key VALUE" in text
 
 
 def test_the_help_of_train_lists_settings_by_section(
@@ -164,10 +162,10 @@ def test_the_help_of_train_lists_settings_by_section(
     text = printed(["train", "--help"], capsys)
     listed = re.findall(r"^  --(\w+\.\w+) ", text, re.MULTILINE)
     recipe = build_recipe(read_values("adloco"))
-    assert listed[: len(COMMON_SETTINGS)] == list(COMMON_SETTINGS)
+    assert listed[: len(COMMON)] == list(COMMON)
     assert sorted(listed) == sorted(named_settings(recipe))
     assert re.findall(r"^\[(\w+)\]$", text, re.MULTILINE) == list(SECTIONS)
-    assert f"how many tokens to train on [{recipe.run.tokens}]" in " ".join(text.split())
+    assert f"[{recipe.run.tokens}]" in text
 
 
 def known() -> dict[str, KnownSetting]:
@@ -175,10 +173,6 @@ def known() -> dict[str, KnownSetting]:
     named = {setting.name: setting for setting in settings}
     assert len(named) == len(settings)
     return named
-
-
-def test_the_settings_named_in_help_exist() -> None:
-    assert set(COMMON_SETTINGS) <= set(known())
 
 
 def test_every_setting_of_every_recipe_is_known() -> None:
@@ -206,7 +200,6 @@ def test_help_on_settings(
     flags = re.findall(r"^  --(\S+)", text, re.MULTILINE)
     assert sorted(flags) == sorted(known())
     batch = text[text.index("\n[batch]:") : text.index("\n[test]:")]
-    assert all(name in text for name in COMMON_SETTINGS)
     assert "--batch.rule NAME" in batch, "its choices do not fit in a line"
     assert f"One of {', '.join(BATCH_RULES.classes)}. (default" in " ".join(batch.split())
     assert "--merge.policy {largest-with-smallest,none,smallest}" in text

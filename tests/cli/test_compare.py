@@ -191,10 +191,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         ([], "the following arguments are required: WHAT"),
         (["diloco"], "there is one run, and nothing to compare it with"),
         (["diloco", arm, "--link", "100"], "--link must be a bandwidth"),
-        (["diloco", arm, "--targets", "low"], "--targets must be numbers as in 1.6,1.5"),
+        (["diloco", arm, "--targets", "low"], "--targets: must be numbers between commas, got 'low'"),
         (["diloco", arm, "--seeds", "0"], "--seeds must be >= 1, got 0"),
         (["diloco", arm, "--parallel", "0"], "--parallel must be >= 1, got 0"),
-        (["diloco", arm, "--until", "days", "3"], "--until must be one of tokens, rounds"),
         (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),
         (["diloco", str(tmp_path)], "is neither a recipe nor a run folder"),
     ]:
@@ -205,10 +204,11 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
 
 
 @pytest.mark.nightly
-def test_until_gives_every_arm_one_budget(common: list[str], tmp_path: Path) -> None:
+def test_a_budget_in_inner_steps(common: list[str], tmp_path: Path) -> None:
     constant = ["--learning_rate.shape", "constant"]
     words = ["compare", "diloco", "b=diloco@--method.sync_every 8", *common, *constant]
-    assert main([*words, "--until", "inner_steps", "8", "--parallel", "2"]) == 0
+    until = ["--run.tokens", "0", "--run.inner_steps", "8"]
+    assert main([*words, *until, "--parallel", "2"]) == 0
     content = compared(tmp_path / "study")
     assert [arm["total"]["inner_steps"]["mean"] for arm in content["arms"]] == [8, 8]
     assert [arm["total"]["syncs"]["mean"] for arm in content["arms"]] == [2, 1]

@@ -9,6 +9,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
 
@@ -18,30 +19,14 @@ if TYPE_CHECKING:  # These import torch, which takes seconds; `--help` should no
     from adloco.config.sections import Recipe
     from adloco.run.trained import Trained
 
-COMMON_SETTINGS = {
-    "run.tokens": "how many tokens to train on",
-    "run.folder": "folder of the run's files",
-    "run.seed": "seed of the parameters and of the data's order",
-    "run.device": "auto, cpu, cuda, cuda:1, ...",
-    "data.path": "text, jsonl or parquet file, or a folder of them",
-    "data.dataset": "Hugging Face dataset, by hub id or folder",
-    "data.tokenizer": "bytes, bpe:SIZE or a Hugging Face one",
-    "data.context_tokens": "length of a sample",
-    "model.shape": "size of the model",
-    "method.num_trainers": "models that train until they merge",
-    "method.workers_per_trainer": "copies of each model, which sync",
-    "method.sync_every": "inner steps from one sync to the next (H)",
-    "inner.lr": "learning rate of the inner optimizer",
-    "batch.rule": "rule that decides the batch",
-    "wire.format": "number format of what workers send",
-}
-"""The settings that the help of a command lists, with their meanings."""
 TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
-SETTINGS_INTRODUCTION = """\
+SETTINGS = """\
+
 settings:
   Any setting of the recipe can be given as --section.key VALUE, anywhere on the
-  line; adloco train --help lists them all. Often used are:
+  line; adloco train --help lists them all, those that are used often first.
 """
+WORDS = {str: "words", int: "whole numbers", float: "numbers"}
 ARGUMENT = "argument"
 """Key in a field's metadata under which argparse's options stand."""
 
@@ -74,8 +59,8 @@ def argument(
     again: bool = False,
 ) -> Any:
     """A field of a command that is an argument of the line. Its type reads the word, and the
-    docstring below it is its help. A bool is a flag without a value; a list of str is one word, cut
-    at commas, unless `nargs` or `again` says otherwise.
+    docstring below it is its help. A bool is a flag without a value; a list is one word, cut at
+    commas, unless `nargs` or `again` says otherwise.
 
     Args:
         default: Its value if it is not given; without one it must be given.
@@ -201,9 +186,7 @@ def add_command(commands: Commands, kind: type[Command], *, with_arguments: bool
     """Add a command to the parser, with its arguments or only for the list of all commands."""
     description, _, below = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     if issubclass(kind, SettingsCommand) and not kind.overview:
-        width = max(map(len, COMMON_SETTINGS))
-        lines = [f"  --{key:<{width}}  {meaning}" for key, meaning in COMMON_SETTINGS.items()]
-        below = "\n".join([below, "", SETTINGS_INTRODUCTION, *lines])
+        below += SETTINGS
     parser = commands.add_parser(
         kind.key,
         help=kind.summary,
@@ -237,7 +220,8 @@ def _add_argument(parser: Parser, known: Field[Any], meaning: str) -> None:
         options["choices"] = get_args(hint)
     elif get_origin(hint) is list:
         several = options.keys() & {"nargs", "action"}
-        options["type"] = get_args(hint)[0] if several else _between_commas
+        kind = get_args(hint)[0]
+        options["type"] = kind if several else partial(_between_commas, kind)
     else:
         options["type"] = hint
     if place:
@@ -247,8 +231,12 @@ def _add_argument(parser: Parser, known: Field[Any], meaning: str) -> None:
         parser.add_argument(name, dest=known.name, **options)
 
 
-def _between_commas(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _between_commas(kind: type, text: str) -> list[Any]:
+    try:
+        return [kind(word.strip()) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        what = f"must be {WORDS[kind]} between commas, got {text!r}"
+        raise argparse.ArgumentTypeError(what) from error
 
 
 def take_settings(

@@ -3,7 +3,6 @@ prints what was measured.
 """
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -35,7 +34,7 @@ class Probe(RanksCommand):
     """Measure even if the answer is known from before."""
     throughput: Path | None = argument(None, "CLUSTER.toml")
     """Description of a cluster to write what was measured to; what else it has is kept."""
-    micro_batches: list[str] = argument([], "SIZE,...")
+    micro_batches: list[int] = argument([], "SIZE,...")
     """Micro-batches to measure for it, as in 1,4,16 (default: 1, 2, 4, ... to the largest that
     fits).
     """
@@ -45,7 +44,14 @@ class Probe(RanksCommand):
         from adloco.cli.rank_processes import RankEnd, on_ranks
         from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
 
-        sizes = self._sizes()
+        require(
+            all(size > 0 for size in self.micro_batches),
+            f"--micro-batches must be > 0, as in 1,4,16, got {self.micro_batches}",
+        )
+        require(
+            self.throughput is not None or not self.micro_batches,
+            "--micro-batches needs --throughput CLUSTER.toml; give both or neither",
+        )
         recipe = self.read_recipe()
         if self.ranks != 1 and num_ranks() == 1:
             return on_ranks(self.ranks, recipe, self.words)
@@ -55,21 +61,8 @@ class Probe(RanksCommand):
             if self.throughput is None:
                 self._find_micro_batch(recipe, console)
             else:
-                self._find_throughput(recipe, self.throughput, sizes, console)
+                self._find_throughput(recipe, self.throughput, console)
         return 0
-
-    def _sizes(self) -> list[int]:
-        """The micro-batches of the line, in rising order."""
-        words = self.micro_batches
-        require(
-            all(word.isdecimal() and int(word) > 0 for word in words),
-            f"--micro-batches must be whole numbers > 0, as in 1,4,16, got {','.join(words)!r}",
-        )
-        require(
-            self.throughput is not None or not words,
-            "--micro-batches needs --throughput CLUSTER.toml; give both or neither",
-        )
-        return sorted({int(word) for word in words})
 
     def _find_micro_batch(self, recipe: "Recipe", console: Console) -> None:
         from adloco.run.micro_batch_probe import probe
@@ -103,9 +96,7 @@ class Probe(RanksCommand):
             soft_wrap=True,
         )
 
-    def _find_throughput(
-        self, recipe: "Recipe", file: Path, sizes: Sequence[int], console: Console
-    ) -> None:
+    def _find_throughput(self, recipe: "Recipe", file: Path, console: Console) -> None:
         from adloco.distributed.launch.launcher import num_ranks, this_rank
         from adloco.plan.measured_cluster import cluster_text, write_measured
         from adloco.run.micro_batch_probe import probe
@@ -118,7 +109,8 @@ class Probe(RanksCommand):
             opened = open_recipe(recipe)
             found = measure_throughput(
                 opened,
-                sizes or doublings(probe(opened, again=self.again).max_micro_batch),
+                sorted({*self.micro_batches})
+                or doublings(probe(opened, again=self.again).max_micro_batch),
                 on_micro_batch=lambda size: status.update(
                     f"training {STEPS} steps with micro-batches of {size} ..."
                 ),

@@ -6,10 +6,9 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from adloco.cli.arguments import COMMON_SETTINGS as COMMON
 from adloco.cli.arguments import SettingsCommand
 from adloco.config.finding import choices_with, settings_meant, settings_near
 from adloco.config.recipe import build_recipe, read_values
@@ -18,6 +17,13 @@ from adloco.config.sections import SECTIONS, Recipe
 from adloco.errors import require
 from adloco.setting import field_meanings
 
+COMMON = (
+    *("run.tokens", "run.folder", "run.seed", "run.device"),
+    *("data.path", "data.dataset", "data.tokenizer", "data.context_tokens", "model.shape"),
+    *("method.num_trainers", "method.workers_per_trainer", "method.sync_every"),
+    *("inner.lr", "batch.rule", "wire.format"),
+)
+"""The settings that the help of `adloco train` lists first."""
 WIDEST_CHOICES = 60
 """Longest list of choices behind a flag; a longer one would not fit in 80 columns."""
 BRIEF_NAME = 29
@@ -129,7 +135,7 @@ def settings_overview() -> str:
         for setting in known_settings(build_recipe(read_values("adloco")))
         if not setting.chosen_by
     }
-    groups = {"used often": [replace(named[name], meaning=text) for name, text in COMMON.items()]}
+    groups = {"used often": [named[name] for name in COMMON]}
     for name, setting in named.items():
         if name not in COMMON:
             groups.setdefault(name.partition(".")[0], []).append(setting)

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from adloco.cli.run_text import clock
-from adloco.cli.study_arguments import StudyCommand, parse_targets
+from adloco.cli.study_arguments import StudyCommand
 from adloco.cli.terminal import open_console, print_error, printable, table_of
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
@@ -62,9 +62,10 @@ def run_study(
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
     """
+    targets = arguments.targets
+    require(all(target > 0 for target in targets), f"--targets must be > 0, got {targets}")
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
-    targets = parse_targets(arguments.targets)
     links = [Link.parse(text) for text in arguments.link]
     _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
     try:
