@@ -53,7 +53,7 @@ DAMAGED = {
 
 PLAN = ("--parameters", "--noise-scale", "--sync-cost", "--price", "--target-loss")
 LAUNCH = ("--islands", "--gpus-per-island", "--gpus-per-node", "--image", "--gpu", "--on")
-COMPARE = ("--seeds", "--parallel", "--targets", "--link", "--until")
+COMPARE = ("--seeds", "--parallel", "--targets", "--link")
 WORDS = st.one_of(
     st.integers(-2, 5).map(str),
     st.integers().map(str),

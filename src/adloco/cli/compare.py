@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 from adloco.cli.arguments import argument
 from adloco.cli.study_arguments import StudyCommand
-from adloco.config.sizes import read_number
 from adloco.errors import require
-
-UNTIL = ("tokens", "rounds", "inner_steps", "syncs")
 
 
 @dataclass(kw_only=True)
@@ -28,30 +25,14 @@ class Compare(StudyCommand):
     summary = "compare recipes or runs on every axis"
     whats: list[str] = argument(metavar="WHAT", place=True, nargs="+")
     """Recipes or run folders."""
-    until: list[str] | None = argument(None, ("UNIT", "N"), nargs=2)
-    """Budget of each run, in tokens, rounds, inner_steps or syncs."""
 
     def run(self) -> int:
         from adloco.cli.studies import run_study, study_settings
         from adloco.study.arms import plan_runs
 
         folder, common = study_settings(self, "compare-" + "-".join(self.whats))
-        common += until_settings(self.until)
         runs = plan_runs(self.whats, common, self.seeds, folder)
         require(
             len(runs) > 1, "there is one run, and nothing to compare it with; name another WHAT"
         )
         return run_study(runs, self, folder, " / ".join(dict.fromkeys(run.arm for run in runs)))
-
-
-def until_settings(until: list[str] | None) -> list[tuple[str, str]]:
-    """The settings that give every run this budget and no other."""
-    if not until:
-        return []
-    unit, text = until
-    number = read_number(text)
-    require(
-        unit in UNTIL and isinstance(number, int) and number > 0,
-        f"--until must be one of {', '.join(UNTIL)} and a number > 0, got {unit!r} {text!r}",
-    )
-    return [(f"run.{name}", str(number) if name == unit else "0") for name in UNTIL]
