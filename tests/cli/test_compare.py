@@ -191,7 +191,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         ([], "the following arguments are required: WHAT"),
         (["diloco"], "there is one run, and nothing to compare it with"),
         (["diloco", arm, "--link", "100"], "--link must be a bandwidth"),
-        (["diloco", arm, "--targets", "low"], "--targets: must be numbers between commas, got 'low'"),
+        (
+            ["diloco", arm, "--targets", "low"],
+            "--targets: must be numbers between commas, got 'low'",
+        ),
         (["diloco", arm, "--seeds", "0"], "--seeds must be >= 1, got 0"),
         (["diloco", arm, "--parallel", "0"], "--parallel must be >= 1, got 0"),
         (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),

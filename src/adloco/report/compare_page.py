@@ -127,9 +127,9 @@ def write_comparison(
     write_json(folder / "compare.json", to_json(comparison))
     write_text(folder / "compare.csv", to_csv(comparison))
     chart = comparison_chart(comparison)
-    images = draw_comparison(chart, comparison.statement, folder)
+    draw_comparison(chart, comparison.statement, folder)
     path = folder / "compare.html"
-    write_page(path, "compare.html", _content(comparison, chart, images, draw(comparison), title))
+    write_page(path, "compare.html", _content(comparison, chart, draw(comparison), title))
     return path
 
 
@@ -146,7 +146,6 @@ def comparison_chart(comparison: Comparison) -> Chart:
 def _content(
     comparison: Comparison,
     chart: Chart,
-    images: Sequence[Path],
     further: Sequence[Path],
     title: str,
 ) -> dict[str, Any]:
@@ -162,7 +161,6 @@ def _content(
             for run in runs
             if run.problem
         ],
-        "images": [embedded(image) for image in images],
         "further": [embedded(image) for image in further],
         "tables": [
             *tables(comparison),

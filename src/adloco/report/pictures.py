@@ -44,14 +44,12 @@ def draw_run(panels: Sequence[Panel], folder: Path) -> list[Path]:
     return paths
 
 
-def draw_comparison(chart: Chart, statement: str, folder: Path) -> list[Path]:
-    """Write a picture for each measure, against every axis, and return the paths."""
-    paths = []
+def draw_comparison(chart: Chart, statement: str, folder: Path) -> None:
+    """Write a picture for each measure, against every axis."""
     for metric in chart.measures:
-        paths.append(folder / f"compare_{metric.name.removeprefix('val_')}.png")
+        path = folder / f"compare_{metric.name.removeprefix('val_')}.png"
         shown = [(chart, axis, metric) for axis in chart.axes]
-        draw(shown, f"{metric.label}\n{statement}", paths[-1], same_y=True)
-    return paths
+        draw(shown, f"{metric.label}\n{statement}", path, same_y=True)
 
 
 def draw(shown: Shown, title: str, path: Path, *, same_y: bool = False) -> None:

@@ -3,7 +3,7 @@ Pareto front.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from adloco.metrics import Metric, Unit
 from adloco.plan.advice import pareto
@@ -16,20 +16,20 @@ LONGEST = 1000 * TIMES["y"]
 """Seconds above which a time is not drawn: on a link where nearly every round fails, times grow
 without bound."""
 OVER_BANDWIDTH = ("seconds", "bytes_sent", "price")
-AMONG_CANDIDATES = {"seconds": ("bytes_sent", "tokens", "loss"), "bytes_sent": ("loss",)}
-"""Axis -> measures that are shown over it, candidate by candidate."""
+AMONG_CANDIDATES = ("bytes_sent", "tokens", "loss")
+"""Numbers that are shown over the time, candidate by candidate."""
 
 
 def plan_curves(plan: Plan) -> Panel:
     """The page's chart, with what it shows."""
     metrics = _metrics(plan)
     axes = {"bandwidth": metrics.pop("bandwidth")}
-    axes |= {axis: metrics[axis] for axis, over in AMONG_CANDIDATES.items() if {*over} & {*metrics}}
-    curves = [*_over_bandwidth(plan, metrics), *_among_candidates(plan, axes, metrics)]
+    axes["seconds"] = metrics["seconds"]
+    curves = [*_over_bandwidth(plan, metrics), *_among_candidates(plan, metrics)]
     caption = (
         "Against bandwidth, a line is a method with its best settings at each bandwidth. Against "
-        "time or bytes, a point is a candidate on this cluster; no other one is better in both "
-        "numbers than those on the Pareto front."
+        "time, a point is a candidate on this cluster; no other one is better than one of the "
+        "Pareto front in all of these numbers at once."
     )
     chart = Chart(axes=axes, measures=list(metrics.values()), curves=curves, log_x=True, log_y=True)
     return Panel(title="Time, bytes and price", caption=caption, charts=[chart])
@@ -90,43 +90,23 @@ def _over_bandwidth(plan: Plan, metrics: Mapping[str, Metric]) -> Iterable[Curve
             )
 
 
-def _among_candidates(
-    plan: Plan, axes: Mapping[str, Metric], metrics: Mapping[str, Metric]
-) -> Iterable[Curve]:
+def _among_candidates(plan: Plan, metrics: Mapping[str, Metric]) -> Iterable[Curve]:
     drawn = [one for one in plan.predictions if one.seconds <= LONGEST]
-    for axis, over in AMONG_CANDIDATES.items():
-        shown = [name for name in over if name in metrics]
-        if axis not in axes:
-            continue
-        for method in dict.fromkeys(one.candidate.name for one in drawn):
-            of_method = [one for one in drawn if one.candidate.name == method]
-            yield _curve(method, of_method, axis, shown, "points")
-        for number in shown:
-            yield _curve("Pareto front", _front(drawn, axis, number), axis, [number], "strong")
-        yield _curve("recommended", [plan.chosen], axis, shown, "strong")
-
-
-def _front(predictions: Sequence[Prediction], axis: str, number: str) -> list[Prediction]:
-    """The part of the Pareto front that is on it in two numbers alone, along the axis."""
-    front: list[Prediction] = []
-    for one in sorted(pareto(predictions), key=lambda one: (getattr(one, axis), _of(one, number))):
-        if not front or _of(one, number) < _of(front[-1], number):
-            front.append(one)
-    return front
-
-
-def _of(one: Prediction, number: str) -> float:
-    value: float = getattr(one, number)
-    return value
-
-
-def _curve(
-    name: str, found: Sequence[Prediction], axis: str, shown: Sequence[str], look: Look
-) -> Curve:
-    return Curve(
-        name=name,
-        axes={axis: [getattr(one, axis) for one in found]},
-        measures={number: [getattr(one, number) for one in found] for number in shown},
-        look=look,
-        notes=[one.candidate.label for one in found],
-    )
+    shown = [name for name in AMONG_CANDIDATES if name in metrics]
+    methods = dict.fromkeys(one.candidate.name for one in drawn)
+    groups: list[tuple[str, list[Prediction], Look]] = [
+        *(
+            (name, [one for one in drawn if one.candidate.name == name], "points")
+            for name in methods
+        ),
+        ("Pareto front", pareto(drawn), "strong"),
+        ("recommended", [plan.chosen], "strong"),
+    ]
+    for name, found, look in groups:
+        yield Curve(
+            name=name,
+            axes={"seconds": [one.seconds for one in found]},
+            measures={number: [getattr(one, number) for one in found] for number in shown},
+            look=look,
+            notes=[one.candidate.label for one in found],
+        )

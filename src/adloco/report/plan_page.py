@@ -13,7 +13,7 @@ from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import Plan
 from adloco.plan.prediction import Prediction, Workload
 from adloco.report.curves import Panel, charts_content
-from adloco.report.html import embedded, write_page
+from adloco.report.html import write_page
 from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_files import recipe_text, to_csv, to_json
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
@@ -109,7 +109,6 @@ def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
         "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
         f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
         "best": best_table(plan),
-        "image": embedded(folder / "plan.png"),
         "all": _all_table(plan),
         "assumptions": plan.assumptions,
     }
