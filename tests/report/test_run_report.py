@@ -68,15 +68,12 @@ def test_the_page_shows_the_records(small: list[str], tmp_path: Path) -> None:
 
     shown = charts(page)[0]
     axes = [axis["name"] for axis in shown["axes"]]
-    several = ["syncs", "bytes_of_syncs", "bytes_sent"]
-    assert axes == ["tokens", "inner_steps", "round", *several, "seconds"]
+    assert axes == ["tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds"]
     labels = [measure["label"] for measure in shown["measures"]]
     assert labels == ["loss (nats per token)", "perplexity", "bits per byte"]
     validation, train, of_steps = shown["curves"]
-    for axis in {*axes} - {"bytes_of_syncs"}:
+    for axis in axes:
         assert validation["axes"][axis] == train["axes"][axis] == [r[axis] for r in records]
-    sent = [record["sync"]["bytes"] for record in records]
-    assert validation["axes"]["bytes_of_syncs"] == [sum(sent[: n + 1]) for n in range(len(sent))]
     assert validation["measures"]["val_loss"] == [record["val_loss"] for record in records]
     bits = [record["val_bits_per_byte"] for record in records]
     assert validation["measures"]["val_bits_per_byte"] == bits
@@ -129,15 +126,13 @@ def test_a_clipped_request_is_marked() -> None:
     assert clipped_by({"requested_batch": 20, "trainer_batch": 20}, None) == "", "as planned"
 
 
-def test_a_merge_is_marked_and_takes_no_place_on_the_axis_of_syncs() -> None:
+def test_a_merge_is_marked() -> None:
     merge = [{"survivor": 0, "absorbed": [1], "weights": {"0": 0.5, "1": 0.5}}]
     sent = {"bytes_sent": 7e6, "syncs": 1, "bytes_communicated": 7e6}
     records = [record(10, 8, 8), record(30, 8, 8) | {"merges": merge}, record(40, 8, 8) | sent]
-    records[2]["sync"] = {"bytes": 1e6}
     (chart,) = loss_panel(LanguageModelSettings.measures, records, []).charts
     shown = chart.numbers
     assert shown["marks"]["tokens"] == [30]
-    assert shown["curves"][0]["axes"]["bytes_of_syncs"] == [0, 0, 1e6]
     assert shown["curves"][0]["axes"]["bytes_sent"] == [0, 0, 7e6]
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
-from adloco.metrics import ROUND, SYNC, Metric, Record, validation
+from adloco.metrics import ROUND, Metric, Record, validation
 from adloco.report.curves import Chart, Curve, Panel
 from adloco.report.step_losses import StepLosses, steps_per_point
 
@@ -55,27 +54,14 @@ def loss_panel(
             for name, found in numbers.items()
         },
     )
-    return Panel(title="Loss", caption=_caption(each, "bytes_sent" in axes), charts=[chart])
+    return Panel(title="Loss", caption=_caption(each), charts=[chart])
 
 
 def _axes(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str, list[float]]]:
-    """Choices for x that are not 0 throughout, and their numbers.
-
-    A merge sends as much as many syncs at once. On an axis of all bytes it would take the place of
-    many rounds, so bytes of syncs alone come first.
-    """
-    syncs = Metric("bytes_of_syncs", "sent per worker in syncs", ROUND["bytes_sent"].unit)
-    metrics = [ROUND[name] for name in ("tokens", "inner_steps", "round", "syncs")]
-    metrics += [syncs, ROUND["bytes_sent"], ROUND["seconds"]]
-    numbers = {
-        metric.name: [record[metric.name] for record in records]
-        for metric in metrics
-        if metric is not syncs
-    }
-    of_syncs = (record["sync"].get(SYNC["bytes"].name, 0.0) for record in records)
-    numbers[syncs.name] = list(accumulate(of_syncs))
-    axes = {metric.name: metric for metric in metrics if numbers[metric.name][-1]}
-    return axes, {name: numbers[name] for name in axes}
+    """Choices for x that are not 0 throughout, and their numbers."""
+    names = ("tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds")
+    axes = {name: ROUND[name] for name in names if records[-1][name]}
+    return axes, {name: [record[name] for record in records] for name in axes}
 
 
 def _in_training(
@@ -90,14 +76,13 @@ def _in_training(
     }
 
 
-def _caption(each: int, several: bool) -> str:
+def _caption(each: int) -> str:
     of_steps = "each inner step" if each == 1 else f"every {each} inner steps"
-    sent = ' The axis "left each worker" counts what merges send too.' if several else ""
     return (
         "Healthy: it falls fast at first and then slowly, validation follows train, and the "
         "trainers stay close together. Validation that rises while train falls means that text is "
         "repeated too often; a jump means bad data or a learning rate that is too high. "
         "Validation and train are numbers at the end of each round; steps are the training loss "
         f"of {of_steps} (mean over the samples of a trainer), shown over tokens (of all trainers) "
-        f"and inner steps (of each worker). A dotted line is a merge.{sent}"
+        f"and inner steps (of each worker). A dotted line is a merge."
     )
