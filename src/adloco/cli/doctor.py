@@ -141,7 +141,7 @@ def _links(
     ranks = first_of_islands(facts, recipe)
     if len(ranks) < 2:
         text = "not measured: there is one island; start more ranks, by --ranks or torchrun"
-        yield findings.Finding(check="links", level="ok", text=text)
+        yield findings.Finding("links", "ok", text)
         return
     hosts = {rank: facts[rank].host for rank in ranks}
     with _doing(console, "links", "connecting the islands ...") as tell:
@@ -149,4 +149,4 @@ def _links(
     yield findings.clock(links, hosts)
     yield findings.link(links, hosts)
     lines = "; ".join(findings.cluster_lines(links))
-    yield findings.Finding(check="links", level="ok", text=f"for adloco plan --cluster: {lines}")
+    yield findings.Finding("links", "ok", f"for adloco plan --cluster: {lines}")

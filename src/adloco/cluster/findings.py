@@ -24,12 +24,15 @@ FULL = 0.2
 """Part of the free disk that should be left over."""
 
 
-@dataclass(frozen=True, kw_only=True)
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
 class Finding:
     """One line of `adloco doctor`."""
 
     check: str
-    level: Literal["ok", "warning", "problem"]
+    level: Level
     text: str
     """The finding, and what to change."""
 
@@ -47,14 +50,13 @@ def versions(facts: Sequence[RankFacts]) -> Finding:
                 )
                 differing.setdefault(key, text)
     if differing:
+        level: Level = "problem" if {*MUST_AGREE} & {*differing} else "warning"
         return Finding(
-            check=name,
-            level="problem" if {*MUST_AGREE} & {*differing} else "warning",
-            text=f"{'; '.join(differing.values())}; install the same on all machines",
+            name, level, f"{'; '.join(differing.values())}; install the same on all machines"
         )
     named = ", ".join(f"{key} {first[key]}" for key in ("python", "torch", "adloco"))
     same = f", the same on {len(facts)} ranks" if len(facts) > 1 else ""
-    return Finding(check=name, level="ok", text=f"{named}{same}")
+    return Finding(name, "ok", f"{named}{same}")
 
 
 def devices(facts: Sequence[RankFacts]) -> Finding:
@@ -63,22 +65,18 @@ def devices(facts: Sequence[RankFacts]) -> Finding:
     few = next((each for each in facts if 0 < each.gpus < each.ranks_here), None)
     text = f"{len(facts)} {'ranks' if len(facts) > 1 else 'rank'} on {', '.join(kinds)}"
     if few:
-        return Finding(
-            check="devices",
-            level="problem",
-            text=f"{few.host} has {few.gpus} GPUs for {few.ranks_here} ranks; start at most "
-            f"{few.gpus} there, or use --run.device cpu",
+        text = (
+            f"{few.host} has {few.gpus} GPUs for {few.ranks_here} ranks; start at most "
+            f"{few.gpus} there, or use --run.device cpu"
         )
+        return Finding("devices", "problem", text)
+    if len(kinds) > 1 and "cpu" in kinds:
+        advice = "hide the GPUs, or start ranks only where there is one"
+        return Finding("devices", "problem", f"{text}; {advice}")
     if len(kinds) > 1:
-        mixed = "cpu" in kinds
-        advice = (
-            "hide the GPUs, or start ranks only where there is one"
-            if mixed
-            else "the slowest decides; consider --placement.balance speed"
-        )
-        level: Literal["problem", "warning"] = "problem" if mixed else "warning"
-        return Finding(check="devices", level=level, text=f"{text}; {advice}")
-    return Finding(check="devices", level="ok", text=text)
+        advice = "the slowest decides; consider --placement.balance speed"
+        return Finding("devices", "warning", f"{text}; {advice}")
+    return Finding("devices", "ok", text)
 
 
 def interface(facts: RankFacts, machines: int) -> Finding:
@@ -98,40 +96,35 @@ def interface(facts: RankFacts, machines: int) -> Finding:
     text = f"{facts.host}: gloo listens on {name} ({facts.address})"
     unknown = [chosen for chosen in facts.chosen.values() if chosen not in facts.addresses]
     if facts.addresses and not facts.address:
-        return Finding(
-            check="interface",
-            level="problem",
-            text=f"{facts.host} has no interface {', '.join(unknown)} with an IPv4 address; it has "
-            f"{', '.join(facts.addresses)}; {advice}",
+        text = (
+            f"{facts.host} has no interface {', '.join(unknown)} with an IPv4 address; it has "
+            f"{', '.join(facts.addresses)}; {advice}"
         )
+        return Finding("interface", "problem", text)
     if machines > 1 and facts.address.startswith(LOOPBACK):
-        return Finding(
-            check="interface",
-            level="problem",
-            text=f"{text}, where no other machine reaches it, because the host name resolves to "
-            f"that; {advice} on {facts.host}",
+        text += (
+            ", where no other machine reaches it, because the host name resolves to that; "
+            f"{advice} on {facts.host}"
         )
+        return Finding("interface", "problem", text)
     # The first machine reaches itself by any of its addresses.
     if facts.machine > 0 and facts.towards_first not in ("", facts.address):
-        return Finding(
-            check="interface",
-            level="warning",
-            text=f"{text}, but the way to the first machine leads through {right or '?'} "
-            f"({facts.towards_first}); {advice} if that is the faster network",
+        text += (
+            f", but the way to the first machine leads through {right or '?'} "
+            f"({facts.towards_first}); {advice} if that is the faster network"
         )
-    return Finding(check="interface", level="ok", text=text)
+        return Finding("interface", "warning", text)
+    return Finding("interface", "ok", text)
 
 
 def ports(facts: Sequence[RankFacts]) -> Finding:
     """If ranks reach each other; for one rank, if a launcher could begin here."""
     if len(facts) > 1:
-        text = f"all {len(facts)} ranks have reached each other"
-        return Finding(check="ports", level="ok", text=text)
+        return Finding("ports", "ok", f"all {len(facts)} ranks have reached each other")
     if facts[0].port_is_free:
-        text = f"port {PORT}, where torchrun's agents meet, is free"
-        return Finding(check="ports", level="ok", text=text)
+        return Finding("ports", "ok", f"port {PORT}, where torchrun's agents meet, is free")
     text = f"port {PORT} is taken on {facts[0].host}; use another one in --rdzv-endpoint HOST:PORT"
-    return Finding(check="ports", level="warning", text=text)
+    return Finding("ports", "warning", text)
 
 
 def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
@@ -142,26 +135,20 @@ def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
         seen: For each rank, True if it sees what rank 0 writes.
     """
     there = facts[0].folder
-    bad = next((each for each in facts if each.writable), None)
-    if bad:
-        return Finding(
-            check="folder",
-            level="problem",
-            text=f"{bad.host} cannot write into {bad.folder} ({bad.writable}); use another "
-            "--run.folder",
-        )
+    for each in facts:
+        if each.writable:
+            why = f"{each.host} cannot write into {each.folder} ({each.writable})"
+            return Finding("folder", "problem", f"{why}; use another --run.folder")
     blind = sorted({each.host for each, sees in zip(facts, seen, strict=True) if not sees})
     if blind:
-        return Finding(
-            check="folder",
-            level="warning",
-            text=f"{there} of {facts[0].host} is not seen on {', '.join(blind)}: each machine "
+        text = (
+            f"{there} of {facts[0].host} is not seen on {', '.join(blind)}: each machine "
             "keeps the checkpoints of its own workers, and a resume needs them all; a shared "
-            "folder needs no care",
+            "folder needs no care"
         )
+        return Finding("folder", "warning", text)
     hosts = len({each.host for each in facts})
-    seen_by = f", seen by {hosts} machines" if hosts > 1 else ""
-    return Finding(check="folder", level="ok", text=f"{there}{seen_by}")
+    return Finding("folder", "ok", f"{there}{f', seen by {hosts} machines' * (hosts > 1)}")
 
 
 def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) -> Finding:
@@ -175,15 +162,15 @@ def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) ->
     least = min(facts, key=lambda each: each.free_bytes)
     free = f"{least.free_bytes / 1e9:,.1f} GB are free in {least.folder} on {least.host}"
     if checkpoint_bytes is None:
-        return Finding(check="disk", level="ok", text=f"{free}; name a RECIPE to compare with")
+        return Finding("disk", "ok", f"{free}; name a RECIPE to compare with")
     needed = checkpoint_bytes * kept
     text = f"{free}; {kept} checkpoints take about {needed / 1e9:,.1f} GB"
     advice = "make room, or lower run.keep_checkpoints"
     if needed > least.free_bytes:
-        return Finding(check="disk", level="problem", text=f"{text}; {advice}")
+        return Finding("disk", "problem", f"{text}; {advice}")
     if needed > (1 - FULL) * least.free_bytes:
-        return Finding(check="disk", level="warning", text=f"{text}, which leaves little; {advice}")
-    return Finding(check="disk", level="ok", text=text)
+        return Finding("disk", "warning", f"{text}, which leaves little; {advice}")
+    return Finding("disk", "ok", text)
 
 
 def clock(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
@@ -199,13 +186,12 @@ def clock(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
         worst = max(worst, (abs(ahead), link.target))
     seconds, rank = worst
     if seconds > CLOCK_SECONDS:
-        return Finding(
-            check="clock",
-            level="warning",
-            text=f"the clocks of {hosts[links[0].source]} and {hosts[rank]} differ by "
-            f"{seconds:,.1f} s; let NTP set them, or the times in their logs cannot be compared",
+        text = (
+            f"the clocks of {hosts[links[0].source]} and {hosts[rank]} differ by "
+            f"{seconds:,.1f} s; let NTP set them, or the times in their logs cannot be compared"
         )
-    return Finding(check="clock", level="ok", text=f"clocks differ by {latency_text(seconds)}")
+        return Finding("clock", "warning", text)
+    return Finding("clock", "ok", f"clocks differ by {latency_text(seconds)}")
 
 
 def link(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
@@ -217,23 +203,19 @@ def link(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
     """
     slowest = min(links, key=lambda each: each.bytes_per_second)
     longest = max(links, key=lambda each: each.latency_seconds)
-
-    def between(each: MeasuredLink) -> str:
-        return f"{hosts[each.source]} (rank {each.source}) to {hosts[each.target]} ({each.target})"
-
     middle = median(each.bytes_per_second for each in links)
     text = (
         f"{_rate(slowest.bytes_per_second)} at least, {latency_text(longest.latency_seconds)} one "
         f"way at most, on {len(links)} links between islands at once, over TCP"
     )
     if slowest.bytes_per_second * SLOW < middle:
-        return Finding(
-            check="links",
-            level="warning",
-            text=f"{text}; the slowest is from {between(slowest)}, the median has "
-            f"{_rate(middle)}: every sync waits for it; look at that machine's network",
+        at, to = slowest.source, slowest.target
+        text += (
+            f"; the slowest is from {hosts[at]} (rank {at}) to {hosts[to]} ({to}), the median has "
+            f"{_rate(middle)}: every sync waits for it; look at that machine's network"
         )
-    return Finding(check="links", level="ok", text=text)
+        return Finding("links", "warning", text)
+    return Finding("links", "ok", text)
 
 
 def cluster_lines(links: Sequence[MeasuredLink]) -> list[str]:
