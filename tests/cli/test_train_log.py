@@ -15,7 +15,7 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.live_view import LiveView
 from adloco.cli.main import main
 from adloco.cli.train_log import train_log
-from adloco.cli.training_loop import train
+from adloco.cli.training_loop import Training
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.rules.failure_signs import all_signs
 from adloco.run.training_run import TrainingRun
@@ -51,7 +51,7 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     )
     given = [("inner.lr", "1e-3")]
     with train_log(run) as log:
-        code = train(run, console, log, given)
+        code = Training(run=run, console=console, log=log).train(given)
     assert code == 130
     first = said(folder)
     assert first[0].startswith("INFO adloco 0.1.0 trains adloco in ")

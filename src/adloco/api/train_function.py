@@ -7,9 +7,9 @@ from typing import Any, overload
 
 from adloco.algorithms.method import Problem
 from adloco.api.trained_run import TrainedRun
-from adloco.cli import training_loop
 from adloco.cli.terminal import open_console, working
 from adloco.cli.train_log import train_log
+from adloco.cli.training_loop import Training
 from adloco.config.finding import settings_meant, settings_near
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import num_ranks
@@ -105,7 +105,7 @@ def train(
         )
     shown = [(name, str(value)) for name, value in named]
     with train_log(run) as log:
-        code = training_loop.train(run, console, log, shown)
+        code = Training(run=run, console=console, log=log).train(shown)
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"saved; resume with adloco.train(resume={str(run.folder)!r})")
     return TrainedRun(run.folder, problem=problem, trust_recipe=trust_recipe)

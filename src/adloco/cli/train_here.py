@@ -12,7 +12,7 @@ from adloco.cli.opening import joined_line
 from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say, working
 from adloco.cli.train_log import train_log
-from adloco.cli.training_loop import train
+from adloco.cli.training_loop import Training
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
     num_ranks,
@@ -108,15 +108,15 @@ class _Process:
                 console = open_console(quiet=this_rank() != 0)
                 run, given = self._open(console)
                 log = opened.enter_context(train_log(run))
-                code = train(
-                    run,
-                    console,
-                    log,
-                    given,
+                training = Training(
+                    run=run,
+                    console=console,
+                    log=log,
                     end=ending.after_signal,
                     regrouping=regrouping,
                     alerts=self._alerts,
                 )
+                code = training.train(given)
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
@@ -37,56 +38,33 @@ if TYPE_CHECKING:
     from adloco.elastic.regroup import Regrouping
 
 
-def train(
-    run: TrainingRun,
-    console: Console,
-    log: logging.Logger,
-    settings: Sequence[tuple[str, str]],
-    *,
-    end: Callable[[int], None] | None = None,
-    regrouping: "Regrouping | None" = None,
-    alerts: Alerts | None = None,
-) -> int | None:
-    """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
+@dataclass(kw_only=True)
+class Training:
+    """Trains a run, and says what happens to a person on the console, and in train.log."""
 
-    Args:
-        run: The run.
-        console: Where its rounds are shown.
-        log: Where they are logged, from `train_log`.
-        settings: (section.key, value) of the settings on the line, to be logged.
-        end: Called with a signal that came while this rank waited for another one for longer than
-            run.grace_seconds. It must end the process. None: this process is alone.
-        regrouping: Other ranks that may join or continue alone; None: there are none.
-        alerts: Who is told that it stalls, recovers or ends; None: nobody.
+    run: TrainingRun
+    console: Console
+    log: logging.Logger
+    """The log of `train_log`."""
+    end: Callable[[int], None] | None = None
+    """Called with a signal that came while this rank waited for another one for longer than
+    run.grace_seconds. It must end the process. None: this process is alone."""
+    regrouping: "Regrouping | None" = None
+    """Other ranks that may join or continue alone; None: there are none."""
+    alerts: Alerts = field(default_factory=Alerts)
+    """Told that the run stalls, recovers or ends."""
+    _said: set[str] = field(default_factory=set, init=False)
 
-    Returns:
-        The exit code; None if the run was saved for its ranks to meet again.
-    """
-    return _Training(run, console, log, end, regrouping, alerts or Alerts()).run(settings)
+    def train(self, settings: Sequence[tuple[str, str]]) -> int | None:
+        """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
 
+        Args:
+            settings: (section.key, value) of the settings on the line, to be logged.
 
-class _Training:
-    """Says what happens to a person on the console, and in train.log."""
-
-    def __init__(
-        self,
-        run: TrainingRun,
-        console: Console,
-        log: logging.Logger,
-        end: Callable[[int], None] | None,
-        regrouping: "Regrouping | None",
-        alerts: Alerts,
-    ) -> None:
-        self._run = run
-        self._end = end
-        self._regrouping = regrouping
-        self._alerts = alerts
-        self._console = console
-        self._log = log
-        self._said: set[str] = set()
-
-    def run(self, settings: Sequence[tuple[str, str]]) -> int | None:
-        run = self._run
+        Returns:
+            The exit code; None if the run was saved for its ranks to meet again.
+        """
+        run = self.run
         self._log_start(settings)
         spent, page = run.finished, run.folder / PAGE
         if spent:
@@ -100,31 +78,28 @@ class _Training:
         times = [0.0, *(record["seconds"] for record in records)]
         longest = max((end - begin for begin, end in pairwise(times)), default=0.0)
         self._check_times(longest)
-        saved, watch, joining = (
-            run.saving.newest,
-            Watch(run.recipe.batch_cap, signs_of_options()),
-            False,
-        )
+        saved, joining = run.saving.newest, False
+        watch = Watch(run.recipe.batch_cap, signs_of_options())
         earlier = [sign for record in records for sign in watch.see(record)]
         with (
-            _interruptible(run, self._end) as signals,
-            open_view(run, self._console, earlier) as view,
-            _plain_warnings(self._log),
+            _interruptible(run, self.end) as signals,
+            open_view(run, self.console, earlier) as view,
+            _plain_warnings(self.log),
         ):
             seconds = times[-1]
-            for record in self._alerts.watched(run.rounds(), longest):
+            for record in self.alerts.watched(run.rounds(), longest):
                 signs = watch.see(record)
                 view.show(record, signs)
                 self._log_round(record)
                 for sign in signs:
-                    self._log.warning("%s", sign.text)
+                    self.log.warning("%s", sign.text)
                 if run.saving.newest != saved:
                     saved = run.saving.newest
-                    self._log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
+                    self.log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
                 self._check_times(record["seconds"] - seconds)
                 seconds = record["seconds"]
                 self._say_copies()
-                if not run.finished and self._regrouping and self._regrouping.others_wait():
+                if not run.finished and self.regrouping and self.regrouping.others_wait():
                     joining = True
                     run.stop()
         if run.recipe.data.streaming and (left_out := run.task.skipped()):
@@ -134,16 +109,16 @@ class _Training:
             return None
         if not run.finished:  # Stopped, here or on another rank.
             for number in signals[:1]:
-                self._log.warning("told to stop by %s", signal.Signals(number).name)
-            if self._regrouping and self._regrouping.others_continue(signals):
+                self.log.warning("told to stop by %s", signal.Signals(number).name)
+            if self.regrouping and self.regrouping.others_continue(signals):
                 if not signals:
                     return None
                 self._say("stopped and saved; the other ranks continue the run")
                 return INTERRUPTED
-            self._log.info("checkpoint %s", run.saving.newest)
+            self.log.info("checkpoint %s", run.saving.newest)
             stopped = f"stopped and saved; resume with: adloco train --resume {run.folder}"
             self._say(stopped)
-            self._alerts.tell("stopped", stopped)
+            self.alerts.tell("stopped", stopped)
             return INTERRUPTED
         if not run.placement.is_rank_zero:
             return 0
@@ -151,7 +126,7 @@ class _Training:
             self._say(f"its report is {page}")
             return 0
         try:
-            with working(self._console, "sampling a text, and drawing the report ..."):
+            with working(self.console, "sampling a text, and drawing the report ..."):
                 summary = run.finish()
                 write_report(run.folder)
         except OSError as error:
@@ -160,13 +135,13 @@ class _Training:
                 f"room there, then write it with: adloco train --resume {run.folder}"
             )
             self._say(unwritten, logging.WARNING)
-            self._alerts.tell("ended", unwritten)
+            self.alerts.tell("ended", unwritten)
             return 0
         records = run.records.read()
         closing = closing_lines(run, summary, records)
         for line in closing:
             self._say(line)
-        self._alerts.tell("ended", closing[0])
+        self.alerts.tell("ended", closing[0])
         problem = no_success(records)
         if problem:
             self._say(problem, logging.WARNING)
@@ -178,14 +153,14 @@ class _Training:
         Args:
             longest: Seconds of the longest round.
         """
-        run, seconds = self._run, self._run.saving.seconds
+        run, seconds = self.run, self.run.saving.seconds
         self._say_once("checkpoint", late_checkpoint(run.recipe.run, seconds))
         if run.placement.num_ranks > 1:
             self._say_once("round", slow_ranks(run.recipe.run, max(longest, seconds)))
 
     def _say_copies(self) -> None:
         """Say once how much memory the copies of the run's state take here."""
-        copies = self._run.copies
+        copies = self.run.copies
         if copies and copies.bytes_kept:
             size = readable(copies.bytes_kept, BYTES)
             words = f"copies of this island's state and of another's take {size} here"
@@ -199,13 +174,13 @@ class _Training:
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         style = "bold red" if level > logging.INFO else None
-        say(self._console, text, style)
-        self._log.log(level, "%s", text.strip())
+        say(self.console, text, style)
+        self.log.log(level, "%s", text.strip())
 
     def _log_start(self, settings: Sequence[tuple[str, str]]) -> None:
-        run = self._run
+        run = self.run
         rounds = run.algorithm.state.rounds_done
-        self._log.info(
+        self.log.info(
             "adloco %s %s %s in %s, %s done",
             metadata.version("adloco"),
             "resumes" if run.resumed else "trains",
@@ -214,16 +189,16 @@ class _Training:
             run.progress().budget,
         )
         for name, value in settings:
-            self._log.info("setting on the line: %s = %s", name, value)
+            self.log.info("setting on the line: %s = %s", name, value)
         resumed = f"; continues in round {rounds + 1}" if run.resumed else ""
-        self._log.info("checkpoint %s%s", run.saving.newest, resumed)
+        self.log.info("checkpoint %s%s", run.saving.newest, resumed)
 
     def _log_round(self, record: Record) -> None:
-        run = self._run
+        run = self.run
         measures = run.recipe.task.measures
-        self._log.info("%s", round_text(record, wire_name(run), measures))
+        self.log.info("%s", round_text(record, wire_name(run), measures))
         for text in filter(None, [evaluation_text(record, measures), *event_texts(record)]):
-            self._log.info("%s", text)
+            self.log.info("%s", text)
 
 
 @contextmanager
