@@ -134,10 +134,6 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--momentum", "0"], "(did you mean --inner.momentum or --outer.options?)"),
         (["--tokens", "5"], "(did you mean --run.tokens?); see adloco train --help"),
         (["--ranks", "two"], "argument --ranks: invalid int value: 'two'; see adloco train --help"),
-        (
-            ["--help-settings", "bach"],
-            "--help-settings must name a section, got 'bach'; sections are run, task, model",
-        ),
     ],
 )
 def test_train(

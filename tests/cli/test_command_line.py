@@ -14,9 +14,9 @@ import pytest
 
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
-from adloco.cli.settings_help import COMMON, KnownSetting, known_settings
+from adloco.cli.settings_help import COMMON, KnownSetting, known_settings, settings_help
 from adloco.config.finding import aliases, setting_names, switches
-from adloco.config.recipe import build_recipe, read_values
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.config.shipped import shipped_recipes
@@ -45,7 +45,7 @@ HELP, SETTINGS = 280, 500
     ("line", "most"),
     [
         *((line, HELP) for line in ("--help", "--version", "compare --help", "trian")),
-        *((line, SETTINGS) for line in ("config", "train --help-settings", "completion bash")),
+        *((line, SETTINGS) for line in ("config", "config --search wire.", "completion bash")),
         *((line, SETTINGS) for line in ("runs .", "train --x", "train --help")),
         ("recipes", HELP),
     ],
@@ -151,7 +151,7 @@ def test_help_fits_80_columns(
     assert text.startswith(" ".join(["usage: adloco", *words]))
     assert max(map(len, text.splitlines())) <= 80
     if words[:1] in ([name] for name in NAMES[:4]):
-        assert "--help-settings" in text and "--section.key VALUE" in text
+        assert "--section.key VALUE" in text
 
 
 def test_the_help_of_train_lists_settings_by_section(
@@ -189,12 +189,11 @@ def test_every_setting_of_every_recipe_is_known() -> None:
 
 @DESCRIBES_LAB
 @pytest.mark.parametrize("recipe", ["adloco", "diloco"])
-def test_help_on_settings(
-    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_on_settings(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each setting stands under its section, with its value in the recipe."""
     monkeypatch.setenv("COLUMNS", "80")
-    text = printed(["train", recipe, "--help-settings", "--run.tokens=5"], capsys)
+    built = build_recipe(override(read_values(recipe), [("run.tokens", "5")]))
+    text = settings_help(known_settings(built))
     assert max(map(len, text.splitlines())) <= 80
     assert re.findall(r"^\[(\w+)\]:$", text, re.MULTILINE) == list(SECTIONS)
     flags = re.findall(r"^  --(\S+)", text, re.MULTILINE)
@@ -242,9 +241,8 @@ def test_other_names_stand_for_settings() -> None:
     assert {*aliases().values()} <= {*setting_names()} == {*known()}
 
 
-@pytest.mark.parametrize("command", ["config", "plan"])
-def test_help_on_a_section(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed([command, "--help-settings", "wire"], capsys)
+def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(["config", "--search", "wire."], capsys)
     sections = {flag.partition(".")[0] for flag in re.findall(r"^  --(\S+)", text, re.MULTILINE)}
     assert sections == {"wire"}
 
@@ -341,7 +339,6 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco train diloco --wire.format int", ["int1", "int2", "int4", "int8"]),
         ("adloco train --batch.rule = w", ["warmup"]),
         ("adloco train --run.precision auto single --run.compile ", ["true", "false"]),
-        ("adloco probe --help-settings wi", ["wire"]),
         ("adloco generate --te", ["--temperature"]),
         ("adloco launch diloco --on s", ["skypilot", "slurm"]),
         ("adloco generate --run.s", []),

@@ -55,7 +55,6 @@ def argument(
     flag: str = "",
     place: bool = False,
     nargs: int | str | None = None,
-    const: str | None = None,
     again: bool = False,
 ) -> Any:
     """A field of a command that is an argument of the line. Its type reads the word, and the
@@ -68,11 +67,10 @@ def argument(
         flag: Its name on the line, if that is not --its-name.
         place: True if it is known by its place on the line, and has no name there.
         nargs: How many words it takes, as in argparse.
-        const: Its value if it is given without a word.
         again: True if it may be given several times, and is the list of all.
     """
     action = "append" if again else None
-    options = {"metavar": metavar, "nargs": nargs, "const": const, "action": action}
+    options = {"metavar": metavar, "nargs": nargs, "action": action}
     given = {name: value for name, value in options.items() if value is not None}
     metadata = {ARGUMENT: (flag, place, given)}
     if isinstance(default, list):
@@ -113,8 +111,6 @@ class SettingsCommand(Command):
     """True if it takes several values behind one key."""
     recipe: str | None = None
     """The recipe that the line names; None: it names none."""
-    help_settings: str | None = argument(None, "SECTION", nargs="?", const="")
-    """List every setting, or those of a section, and exit."""
 
     def read_recipe(self) -> "Recipe":
         """The recipe that the line names, with the settings of the line in it."""

@@ -37,7 +37,6 @@ class Completion(Command):
         from adloco.cli.main import COMMANDS, build_parser
         from adloco.cli.settings_help import known_settings
         from adloco.config.recipe import build_recipe, read_values
-        from adloco.config.sections import SECTIONS
         from adloco.config.shipped import shipped_recipes
 
         settings = list(known_settings(build_recipe(read_values("adloco"))))
@@ -49,7 +48,6 @@ class Completion(Command):
         for name in with_settings:
             options[name] |= {f"--{setting.name}" for setting in settings}
         values = {f"--{setting.name}": setting.choices for setting in settings if setting.choices}
-        values["--help-settings"] = tuple(SECTIONS)
         values["--on"] = get_args(Launch.__annotations__["on"])
         loader = jinja2.PackageLoader("adloco.cli")
         templates = jinja2.Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)

@@ -156,10 +156,6 @@ def _run(words: list[str]) -> int:
         command = parse_line(words)
     except SystemExit:  # argparse has printed the help or the version.
         return 0
-    if isinstance(command, SettingsCommand) and command.help_settings is not None:
-        from adloco.cli.settings_help import print_settings
-
-        return print_settings(command, command.help_settings)
     # The libraries read these variables on import; the command line shows its own progress.
     for variable, level in QUIET_LIBRARIES.items():
         os.environ.setdefault(variable, level)

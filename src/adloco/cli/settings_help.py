@@ -30,8 +30,8 @@ BRIEF_NAME = 29
 """Columns for the name of a setting in the overview."""
 SETTINGS_NOTES = (
     "  Each can be given as --section.key VALUE, anywhere on the line. Numbers may",
-    "  be 600k, 1.5M, 1e6, or 2GiB for memory. --help-settings SECTION says all about",
-    "  a section, and adloco config --search TEXT finds settings.",
+    "  be 600k, 1.5M, 1e6, or 2GiB for memory. adloco config --search TEXT explains",
+    "  settings with this in their name or meaning; SECTION. those of a section.",
 )
 PLACEHOLDERS = {int: "N", float: "NUMBER", str: "TEXT"}
 
@@ -65,20 +65,6 @@ class KnownSetting:
         return PLACEHOLDERS.get(self.hint, "VALUE")
 
 
-def print_settings(arguments: SettingsCommand, section: str) -> int:
-    """Print help on the settings of a section, or on all if it is empty."""
-    require(
-        section in ("", *SECTIONS),
-        f"--help-settings must name a section, got {section!r}; sections are {', '.join(SECTIONS)}",
-    )
-    known = known_settings(arguments.read_recipe())
-    print(
-        settings_help(each for each in known if not section or each.name.startswith(f"{section}.")),
-        end="",
-    )
-    return 0
-
-
 def print_found(arguments: SettingsCommand, text: str) -> int:
     """Print help on the settings that a text may mean, or that speak of it."""
     meant = settings_meant(text)
@@ -94,7 +80,7 @@ def print_found(arguments: SettingsCommand, text: str) -> int:
         bool(found),
         f"no setting has {text!r} in its name or meaning"
         + (f" (did you mean {' or '.join(near)}?)" if near else "")
-        + "; adloco config --help-settings lists all",
+        + "; adloco train --help lists those that are used",
     )
     print(settings_help(found), end="")
     return 0
