@@ -67,7 +67,7 @@ def run_study(
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
-    _require_equal([str(found) for found in inequalities(runs, varied)], force=arguments.force)
+    _require_equal(inequalities(runs, varied), force=arguments.force)
     try:
         jobs = train_all(runs, folder, arguments.parallel, console)
     except StudyInterruptedError:

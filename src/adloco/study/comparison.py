@@ -204,7 +204,7 @@ def compare(
     texts = {arm: sorted({run.corpus for run in found} - {""}) for arm, found in arms.items()}
     known = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
-    unequal = [str(found) for found in inequalities(runs, varied)]
+    unequal = inequalities(runs, varied)
     text_varies = any(setting.startswith("data.") for setting in varied)
     unequal += [f"text (fingerprints {other})"] if len(known) > 1 and not text_varies else []
     comparison = Comparison(

@@ -3,26 +3,10 @@ and budget.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from adloco.config.finding import held_by, setting_facts, setting_names
 from adloco.config.recipe_text import named_settings
 from adloco.study.arms import StudyRun
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inequality:
-    """Something in which the arms of a comparison differ although they should not."""
-
-    what: str
-    setting: str
-    values: Mapping[str, str]
-    """Arm -> value."""
-
-    def __str__(self) -> str:
-        values = ", ".join(f"{arm}: {value}" for arm, value in self.values.items())
-        return f"{self.what} ({self.setting}: {values})"
-
 
 OF_A_RUN = ("run.name", "run.folder", "run.seed")
 """Settings that say which run it is."""
@@ -37,8 +21,7 @@ def differences(runs: Sequence[StudyRun]) -> list[str]:
     for setting, values in _values(runs):
         traceless = setting in facts and facts[setting].traceless
         if not (held_by(setting) or traceless or setting in OF_A_RUN):
-            texts = ", ".join(f"{arm}: {value}" for arm, value in values.items())
-            found.append(f"{setting} ({texts})")
+            found.append(f"{setting} ({_of_arms(values)})")
     return found
 
 
@@ -56,15 +39,19 @@ def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]
             yield setting, {arm: " or ".join(sorted(texts)) for arm, texts in given.items()}
 
 
-def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[Inequality]:
-    """Differences between arms.
+def _of_arms(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{arm}: {value}" for arm, value in values.items())
+
+
+def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:
+    """Things in which the arms differ although they should not, with the value of each arm.
 
     Args:
         runs: Runs of all arms.
         varied: Settings in which the arms differ on purpose.
     """
     return [
-        Inequality(what=held_by(setting), setting=setting, values=values)
+        f"{held_by(setting)} ({setting}: {_of_arms(values)})"
         for setting, values in _values(runs)
         if held_by(setting) and setting not in varied
     ]
@@ -72,7 +59,7 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[I
 
 def held_equal(runs: Sequence[StudyRun]) -> list[str]:
     """Things that all arms have in common, in words."""
-    unequal = {found.what for found in inequalities(runs)}
+    unequal = {held_by(setting) for setting, _ in _values(runs)}
     budget = {
         f"{limit:,} {name.replace('_', ' ')}"
         for name, limit in runs[0].recipe.run.limits.items()
