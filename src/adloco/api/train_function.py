@@ -1,7 +1,7 @@
 """`adloco.train`: a recipe trained in this process, as `adloco train` trains it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -93,7 +93,7 @@ def train(
         "model.from_run": from_run,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
-    named = _checked(dict(_by_name(settings)), given)
+    named = list(_by_name(given, settings).items())
     console = open_console()
     with working(console, "reading and tokenising text, building models ..."):
         run = (
@@ -118,34 +118,26 @@ def _data_setting(data: str | Path | None) -> str:
     return "data.dataset" if is_name and not Path(str(data)).parent.is_dir() else "data.path"
 
 
-def _by_name(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each setting by section.key, those included that are given as a section's mapping.
+def _by_name(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that arguments give and all others, by section.key, those included that are
+    given as a section's mapping.
 
     Raises:
-        ValueError: One is given twice.
+        ValueError: A setting is given twice, or a name is not that of a setting.
     """
-    seen = set[str]()
+    named = dict(given)
     for name, value in settings.items():
         together = "." not in name and isinstance(value, Mapping)
         parts = {f"{name}.{key}": one for key, one in value.items()} if together else {name: value}
         for full, one in parts.items():
-            require(full not in seen, f"{full} is given twice; leave one of them out")
-            seen.add(full)
-            yield full, one
-
-
-def _checked(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The settings and those given by arguments, by section.key; ValueError for other names."""
-    for name in settings:
-        if "." not in name:
-            meant = settings_meant(name) or settings_near(name)
-            advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
-            raise ValueError(
-                f"train() has no argument {name!r}{advice}; settings are named with their section, "
-                'as in train(**{"method.sync_every": 50}) or train(method={"sync_every": 50})'
-            )
-        require(name not in given, f"{name} is given twice; leave one of them out")
-    every = {**given, **settings}
-    return [
-        (name, str(value) if isinstance(value, Path) else value) for name, value in every.items()
-    ]
+            if "." not in full:
+                meant = settings_meant(full) or settings_near(full)
+                advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
+                raise ValueError(
+                    f"train() has no argument {full!r}{advice}; settings are named with their "
+                    'section, as in train(**{"method.sync_every": 50}) or '
+                    'train(method={"sync_every": 50})'
+                )
+            require(full not in named, f"{full} is given twice; leave one of them out")
+            named[full] = one
+    return {name: str(one) if isinstance(one, Path) else one for name, one in named.items()}
