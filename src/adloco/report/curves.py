@@ -46,8 +46,6 @@ class Chart:
     log_y: bool = False
     from_zero: bool = False
     """True: y begins at 0."""
-    top: float | None = None
-    """y ends here; None: where the numbers do."""
     title: str = ""
     """Above the chart; empty: its measure."""
     marks: Mapping[str, Sequence[float]] | None = None
@@ -68,7 +66,6 @@ class Chart:
         return {
             "log": {"x": self.log_x, "y": self.log_y},
             "zero": self.from_zero,
-            "top": self.top,
             "marks": {name: list(found) for name, found in (self.marks or {}).items()},
             "axes": [choice(name, metric) for name, metric in self.axes.items()],
             "measures": [choice(metric.name, metric) for metric in self.measures],

@@ -102,13 +102,10 @@ def _each(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
 
 
 def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
-    """Requested and trained batch on one scale, and micro-batches."""
+    """Requested and trained batch, and micro-batches."""
     requested, trained, passes = (
         TRAINER[name] for name in ("requested_batch", "trainer_batch", "accumulation_steps")
     )
-    both = [
-        number for m in (requested, trained) for found in values(m, records) for number in found
-    ]
     clipped = [
         (record["tokens"], row[trained.name])
         for record in records
@@ -126,16 +123,7 @@ def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
         trained: [*_lines(trained, records), *[marks] * bool(clipped)],
         passes: _lines(passes, records),
     }
-    return [
-        _chart(
-            [metric],
-            curves,
-            records,
-            from_zero=True,
-            top=None if metric is passes else 1.08 * max(both),
-        )
-        for metric, curves in charts.items()
-    ]
+    return [_chart([metric], curves, records, from_zero=True) for metric, curves in charts.items()]
 
 
 def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
@@ -251,7 +239,6 @@ def _chart(
     *,
     log_y: bool = False,
     from_zero: bool = False,
-    top: float | None = None,
 ) -> Chart:
     merges = [record["tokens"] for record in records if record["merges"]]
     return Chart(
@@ -260,6 +247,5 @@ def _chart(
         curves=curves,
         log_y=log_y,
         from_zero=from_zero,
-        top=top,
         marks={"tokens": merges},
     )

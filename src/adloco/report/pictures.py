@@ -119,8 +119,8 @@ def _draw_chart(
         _make_log(place, "y")
     else:
         place.ticklabel_format(axis="y", useOffset=False)
-        if chart.from_zero or chart.top:
-            place.set_ylim(bottom=0, top=chart.top and chart.top / measure.unit.scale)
+        if chart.from_zero:
+            place.set_ylim(bottom=0)
     plain(place)
 
 
