@@ -47,8 +47,7 @@ def test_one_machine(
     assert main(["doctor"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     # Without a terminal, a line says what is being done where it can take a while.
-    doing = lines.index(["...", "folder", "checking that all see the same folder ..."])
-    assert lines.pop(doing)[1] == lines[doing][1]
+    lines.remove(["checking", "that", "all see the same folder ..."])
     checks = ["versions", "devices", "interface", "ports", "folder", "disk", "links"]
     assert [check for _, check, _ in lines] == checks
     assert {level for level, _, _ in lines} <= {"ok", "warning"}
@@ -133,5 +132,5 @@ def test_ranks_of_one_machine(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "2"]) == 0
     out = capfd.readouterr().out
     assert out.count("versions") == 1 and "the same on 2 ranks" in out
-    assert re.search(r"^\.\.\. +links +measuring bandwidth", out, re.MULTILINE)
+    assert "measuring the links between islands ..." in out
     assert re.search(r'links .*for adloco plan --cluster: islands = 2; bandwidth = "', out)

@@ -1,8 +1,7 @@
 """`adloco doctor`: checks machines and the links between them before a long run."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from adloco.cli.arguments import MachinesCommand, argument
-from adloco.cli.terminal import open_console, print_error
+from adloco.cli.terminal import open_console, print_error, working
 
 if TYPE_CHECKING:
     from adloco.cluster.findings import Finding
@@ -70,38 +69,17 @@ class Doctor(MachinesCommand):
         with process_group(settings.timeout_seconds, watch=watch):
             for finding in _findings(mine, recipe, console):
                 levels.add(finding.level)
-                _print_line(console, finding.level, finding.check, finding.text)
+                console.print(f"{finding.level:<8}", style=STYLES[finding.level], end="")
+                console.print(f" {finding.check:<12} {finding.text}", soft_wrap=True)
         return 1 if "problem" in levels else 0
-
-
-def _print_line(console: Console, level: str, check: str, text: str) -> None:
-    console.print(f"{level:<8}", style=STYLES.get(level), end="")
-    console.print(f" {check:<12} {text}", soft_wrap=True)
-
-
-@contextmanager
-def _doing(console: Console, check: str, what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done for a check: beside a spinner on a terminal, elsewhere in a line.
-
-    Yields:
-        Shows what is done next.
-    """
-
-    def tell(what: str) -> None:
-        _print_line(console, "...", check, what)
-
-    if console.is_terminal:
-        with console.status(what) as status:
-            yield lambda what: status.update(what)
-    else:
-        tell(what)
-        yield tell
 
 
 def _findings(mine: "RankFacts", recipe: "Recipe | None", console: Console) -> Iterator["Finding"]:
     """Each finding as soon as it is known, the same on all ranks."""
     from adloco.cluster import findings
-    from adloco.cluster.rank_facts import all_facts, who_sees
+    from adloco.cluster.rank_facts import all_facts, first_of_islands, who_sees
+    from adloco.distributed.launch.link_probe import measure_links
+    from adloco.run.start import open_recipe
 
     facts = all_facts(mine)
     machines = len({each.machine for each in facts})
@@ -110,42 +88,25 @@ def _findings(mine: "RankFacts", recipe: "Recipe | None", console: Console) -> I
     for number in range(machines):
         yield findings.interface(next(each for each in facts if each.machine == number), machines)
     yield findings.ports(facts)
-    with _doing(console, "folder", "checking that all see the same folder ..."):
+    with working(console, "checking that all see the same folder ..."):
         writable = not facts[0].writable
         seen = who_sees(Path(facts[0].folder)) if writable else [True] * len(facts)
     yield findings.folder(facts, seen)
-    yield _disk(facts, recipe, console)
-    yield from _links(facts, recipe, console)
-
-
-def _disk(facts: Sequence["RankFacts"], recipe: "Recipe | None", console: Console) -> "Finding":
-    from adloco.cluster.findings import disk
-
-    if recipe is None:
-        return disk(facts, None, 0)
-    from adloco.run.start import open_recipe
-
-    with _doing(console, "disk", "reading text, building the model's shape ..."):
-        size = open_recipe(recipe).checkpoint_bytes()
-    # One more is written before the oldest is removed.
-    return disk(facts, size, recipe.run.keep_checkpoints + recipe.run.keep_best + 1)
-
-
-def _links(
-    facts: Sequence["RankFacts"], recipe: "Recipe | None", console: Console
-) -> Iterator["Finding"]:
-    from adloco.cluster import findings
-    from adloco.cluster.rank_facts import first_of_islands
-    from adloco.distributed.launch.link_probe import measure_links
-
+    size, kept = None, 0
+    if recipe:
+        with working(console, "reading text, building the model's shape ..."):
+            size = open_recipe(recipe).checkpoint_bytes()
+        # One more is written before the oldest is removed.
+        kept = recipe.run.keep_checkpoints + recipe.run.keep_best + 1
+    yield findings.disk(facts, size, kept)
     ranks = first_of_islands(facts, recipe)
     if len(ranks) < 2:
         text = "not measured: there is one island; start more ranks, by --ranks or torchrun"
         yield findings.Finding("links", "ok", text)
         return
     hosts = {rank: facts[rank].host for rank in ranks}
-    with _doing(console, "links", "connecting the islands ...") as tell:
-        links = measure_links(ranks, lambda what: tell(f"measuring {what} ..."))
+    with working(console, "measuring the links between islands ..."):
+        links = measure_links(ranks)
     yield findings.clock(links, hosts)
     yield findings.link(links, hosts)
     lines = "; ".join(findings.cluster_lines(links))

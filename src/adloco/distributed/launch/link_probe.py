@@ -6,7 +6,7 @@ links that share no rank. All by gloo, so over TCP, on GPUs too.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -35,24 +35,21 @@ class MeasuredLink:
     """By how much the clock of the target is ahead of the source's."""
 
 
-def measure_links(ranks: Sequence[int], on_step: Callable[[str], None]) -> list[MeasuredLink]:
+def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
     """Measure the links of a ring. Called on all ranks, inside `process_group`.
 
     It takes some seconds: transfers grow until one takes a second on the slowest link.
 
     Args:
         ranks: One rank of each island, at least two.
-        on_step: Called with what is measured next.
 
     Returns:
         A link for each of the ranks, the same on all ranks.
     """
     ring = _Ring(ranks)
-    on_step("latency of the links")
     pings = ring.pings()
     size, slowest = SMALLEST_BYTES, 0.0
     while slowest < ENOUGH_SECONDS and size <= LARGEST_BYTES:
-        on_step(f"bandwidth of the links, {size / 1e6:,.1f} MB at a time")
         received = ring.shift(size)
         slowest = max(received.values())
         size *= GROWTH
