@@ -98,7 +98,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     cluster = read_cluster(file)
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
-    console = open_console()
+    console, size = open_console(), arguments.parameters
     with console.status("predicting ..."):
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None
@@ -112,11 +112,10 @@ def _plan(arguments: Plan, file: Path) -> int:
         )
         recipe = found[0].recipe
         check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
-        if not arguments.parameters and any(one.recipe.streaming.fragments > 1 for one in found):
+        if not size and any(one.recipe.streaming.fragments > 1 for one in found):
             check_fragments(found, len(layers(open_recipe(recipe).builder())))
         workload = Workload(
-            parameters=arguments.parameters
-            or sum(each.numel() for each in open_recipe(recipe).builder.parameters),
+            parameters=size or sum(each.numel() for each in open_recipe(recipe).builder.parameters),
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
@@ -132,12 +131,12 @@ def _plan(arguments: Plan, file: Path) -> int:
                 *target.assumptions,
                 *(runs.assumptions if runs else ()),
                 *(measured.assumptions(names) if measured else ()),
-                *([speed_text(arguments)] if arguments.parameters else []),
+                *([f"Islands train {size:g} parameters at the speed in {file}."] if size else []),
             ),
         )
         plan = make_plan(found, workload, cluster, target, measured)
-        if arguments.parameters:
-            plan = replace(plan, reasons=(*plan.reasons, model_text(arguments.parameters)))
+        if size:
+            plan = replace(plan, reasons=(*plan.reasons, model_text(size)))
         page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
@@ -148,7 +147,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     for sentence in target.assumptions:
         console.print(f"  {sentence}", soft_wrap=True)
     console.print(str(page), soft_wrap=True)
-    if not arguments.parameters:  # Otherwise the recipe trains another model than was planned.
+    if not size:  # Otherwise the recipe trains another model than was planned.
         command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
         console.print(f"train it: {command}", soft_wrap=True)
     return 0
@@ -182,11 +181,6 @@ def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str,
     islands, and its batch a noise scale.
     """
     return (*RECIPES, *([ADAPTIVE] if noise_scale and cluster.islands % 2 == 0 else []))
-
-
-def speed_text(arguments: Plan) -> str:
-    """Sentence about a speed that --parameters leaves unchanged."""
-    return f"Islands train {arguments.parameters:g} parameters at the speed in {arguments.cluster}."
 
 
 def model_text(parameters: float) -> str:
