@@ -18,11 +18,14 @@ def test_a_step_is_the_mean_over_the_samples_of_a_trainer() -> None:
         line(0, 3, 9.0, 1),  # Of a round that is not complete.
     ]
     records = [{"inner_steps": 2, "tokens": 100, "samples": 10}]
-    first, second = step_losses(records, steps)
-    assert (first.trainer, first.losses) == (0, [2.0, 5.0])
-    assert (second.trainer, second.losses) == (1, [3.0, 7.0])
+    found = step_losses(records, steps)
+    assert {trainer: of_it["loss"] for trainer, of_it in found.items()} == {
+        0: [2.0, 5.0],
+        1: [3.0, 7.0],
+    }
     # Ten tokens a sample: four samples in the first step, six in the second, of both trainers.
-    assert first.axes == second.axes == {"tokens": [40.0, 100.0], "inner_steps": [1.0, 2.0]}
+    for of_it in found.values():
+        assert (of_it["tokens"], of_it["inner_steps"]) == ([40.0, 100.0], [1.0, 2.0])
 
 
 def test_a_point_of_a_long_run_is_a_mean_and_not_a_sample() -> None:
@@ -31,24 +34,24 @@ def test_a_point_of_a_long_run_is_a_mean_and_not_a_sample() -> None:
     steps += [line(0, step, float(step), 1) for step in range(1, 100_001)]
     records = [{"inner_steps": 100_000, "tokens": 101_100, "samples": 101_100}]
     assert steps_per_point(records) == 200
-    whole, absorbed = step_losses(records, steps)
-    assert len(whole.losses) == POINTS
+    whole, absorbed = step_losses(records, steps).values()
+    assert len(whole["loss"]) == POINTS
     # 1 to 200, 201 to 400, ...; the mean of the last hundred steps, 1001 to 1100.
-    assert whole.losses == whole.axes["inner_steps"]
-    assert (whole.losses[0], whole.losses[-1]) == (100.5, 99_900.5)
-    assert absorbed.losses == [100.5, 300.5, 500.5, 700.5, 900.5, 1050.5]
+    assert whole["loss"] == whole["inner_steps"]
+    assert (whole["loss"][0], whole["loss"][-1]) == (100.5, 99_900.5)
+    assert absorbed["loss"] == [100.5, 300.5, 500.5, 700.5, 900.5, 1050.5]
     # Two tokens a step while there are two trainers.
-    assert absorbed.axes["tokens"] == [2 * step for step in absorbed.losses]
-    assert whole.axes["tokens"][-1] == 99_900.5 + 1_100
+    assert absorbed["tokens"] == [2 * step for step in absorbed["loss"]]
+    assert whole["tokens"][-1] == 99_900.5 + 1_100
 
 
 @pytest.mark.parametrize(("total", "each"), [(1, 1), (500, 1), (501, 2), (1001, 3)])
 def test_no_more_points_than_a_picture_can_show(total: int, each: int) -> None:
     records = [{"inner_steps": total, "tokens": total, "samples": total}]
     assert steps_per_point(records) == each
-    (found,) = step_losses(records, [line(0, step + 1, 1.0, 1) for step in range(total)])
-    assert len(found.losses) == -(-total // each) <= POINTS
+    found = step_losses(records, [line(0, step + 1, 1.0, 1) for step in range(total)])[0]
+    assert len(found["loss"]) == -(-total // each) <= POINTS
 
 
 def test_a_run_without_steps_has_no_lines() -> None:
-    assert step_losses([{"inner_steps": 3, "tokens": 3, "samples": 3}], []) == []
+    assert step_losses([{"inner_steps": 3, "tokens": 3, "samples": 3}], []) == {}

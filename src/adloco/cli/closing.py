@@ -64,10 +64,11 @@ def closing_lines(
 def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:
     last = run.newest
     if not last["bytes_communicated"]:
-        inside = f"; {sent_text(last)}" if last["bytes_inside"] else ""
-        return f"nothing was sent between workers{inside}"
-    hidden = f", {summary['hidden_seconds']:,.1f} s of transfers were hidden behind it"
-    waited = f"; training waited {summary['exposed_seconds']:,.1f} s for syncs{hidden}"
+        return "nothing was sent between workers"
+    waited = (
+        f"; training waited {summary['exposed_seconds']:,.1f} s for syncs, "
+        f"{summary['hidden_seconds']:,.1f} s of transfers were hidden behind it"
+    )
     return (
         f"{sent_text(last)} sent per worker in {counted(summary['syncs'], 'sync')}"
         f"{wire_text(summary, wire_name(run), ')', ' (')}: {saved_text(last)}"

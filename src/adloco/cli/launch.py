@@ -76,11 +76,8 @@ class Launch(RecipeCommand):
         write_text(file, text)
         console = open_console()
         if shutil.which(submit[0]) is None:
-            console.print(
-                f"wrote {file}; {submit[0]} is not installed here: submit it with "
-                f"{shlex.join(submit)}",
-                soft_wrap=True,
-            )
+            why = f"{submit[0]} is not installed here: submit it with {shlex.join(submit)}"
+            console.print(f"wrote {file}; {why}", soft_wrap=True)
             return 0
         console.print(f"wrote {file}; {shlex.join(submit)}", soft_wrap=True)
         code = subprocess.run(submit).returncode

@@ -4,7 +4,6 @@ import math
 import socket
 import sys
 
-from adloco.config.sections import Recipe
 from adloco.distributed.placement.threads import num_cores
 from adloco.distributed.wire.plain import PlainWire
 from adloco.metrics import ROUND
@@ -94,17 +93,14 @@ def _sent(run: TrainingRun) -> str:
         return ""
     if max(sizes) == 1 and not _merges(run):
         return "nothing is sent: each trainer has one worker, and trainers do not merge"
-    each = _bytes_of_sync(recipe, run.algorithm.num_parameters)
-    shown = ROUND["bytes_communicated"].text
-    if max(sizes) == 1:
-        begin = "nothing is sent until trainers merge; from then on a sync sends"
-    else:
-        begin = "a sync sends"
+    wire, shown = recipe.wire, ROUND["bytes_communicated"].text
+    per_value = 4.0 if isinstance(wire, PlainWire) else wire.block_bytes / wire.block
+    each = per_value * run.algorithm.num_parameters
     if _merges(run):
         rest = "; each merge sends more"
     else:
         rest = "" if rounds is None else f", at most {shown(each * rounds)} in all"
-    return f"{begin} {shown(each)} per worker{rest}"
+    return f"a sync sends {shown(each)} per worker{rest}"
 
 
 def _explained(run: TrainingRun) -> list[str]:
@@ -121,10 +117,3 @@ def _explained(run: TrainingRun) -> list[str]:
             "next steps take"
         )
     return lines
-
-
-def _bytes_of_sync(recipe: Recipe, num_parameters: int) -> float:
-    """Payload of a worker in one sync, as `bytes_communicated` counts it."""
-    wire = recipe.wire
-    per_value = 4.0 if isinstance(wire, PlainWire) else wire.block_bytes / wire.block
-    return per_value * num_parameters

@@ -4,18 +4,10 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adloco.cli.arguments import SettingsCommand, argument
 from adloco.cli.terminal import open_console
 from adloco.errors import require
-
-if TYPE_CHECKING:
-    from adloco.plan.cluster import Cluster
-
-RECIPES = ("ddp", "diloco")
-ADAPTIVE = "adloco"
-"""Also planned by default, if its batches are known from a noise scale."""
 
 
 @dataclass(kw_only=True)
@@ -103,7 +95,10 @@ def _plan(arguments: Plan, file: Path) -> int:
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None
         noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)
-        names = arguments.recipes or default_recipes(noise_scale, cluster)
+        names = arguments.recipes or ["ddp", "diloco"]
+        # AdLoCo's two trainers need an even number of islands, and its batch a noise scale.
+        if not arguments.recipes and noise_scale and cluster.islands % 2 == 0:
+            names.append("adloco")
         found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
         measured = (
             fit_links(read_rows(arguments.measured, measured=True), names, cluster)
@@ -174,13 +169,6 @@ def _check(arguments: Plan) -> None:
         f"--to must be a folder, got the file {arguments.to}",
     )
     require(arguments.predict is None, "--predict belongs to --measured without --cluster")
-
-
-def default_recipes(noise_scale: float | None, cluster: "Cluster") -> tuple[str, ...]:
-    """The recipes that are planned if none are named: AdLoCo's two trainers need an even number of
-    islands, and its batch a noise scale.
-    """
-    return (*RECIPES, *([ADAPTIVE] if noise_scale and cluster.islands % 2 == 0 else []))
 
 
 def model_text(parameters: float) -> str:

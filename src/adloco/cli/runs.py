@@ -7,6 +7,7 @@ from pathlib import Path
 from adloco.cli.arguments import Command, argument
 from adloco.cli.terminal import open_console, print_whole
 from adloco.errors import require
+from adloco.report.readable import TIMES, readable
 
 LEAST = ("failures", "age", "sent", "recipe", "tokens", "loss", "state")
 """The columns that a narrow terminal leaves out, the first ones first."""
@@ -41,16 +42,9 @@ class Runs(Command):
                 "loss": "-" if each.loss is None else f"{each.loss:.4f}",
                 "sent": f"{each.bytes_communicated / 1e6:,.1f} MB",
                 "failures": "-" if each.interruptions is None else str(each.interruptions),
-                "age": _age(time.time() - each.changed),
+                "age": readable(max(0.0, time.time() - each.changed), TIMES),
             }
             for each in found
         ]
         print_whole(open_console(), rows, names=("run", "recipe", "state"), least=LEAST)
         return 0
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -24,8 +24,6 @@ COMMON = (
     *("inner.lr", "batch.rule", "wire.format"),
 )
 """The settings that the help of `adloco train` lists first."""
-WIDEST_CHOICES = 60
-"""Longest list of choices behind a flag; a longer one would not fit in 80 columns."""
 BRIEF_NAME = 29
 """Columns for the name of a setting in the overview."""
 SETTINGS_NOTES = (
@@ -33,7 +31,6 @@ SETTINGS_NOTES = (
     "  be 600k, 1.5M, 1e6, or 2GiB for memory. adloco config --search TEXT explains",
     "  settings with this in their name or meaning; SECTION. those of a section.",
 )
-PLACEHOLDERS = {int: "N", float: "NUMBER", str: "TEXT"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +52,6 @@ class KnownSetting:
         if self.hint is bool:
             return ("true", "false")
         return tuple(map(str, get_args(self.hint))) if get_origin(self.hint) is Literal else ()
-
-    @property
-    def placeholder(self) -> str:
-        """The word for a value in the help, for instance NUMBER."""
-        if self.choices:
-            listed = f"{{{','.join(self.choices)}}}"
-            return listed if len(listed) <= WIDEST_CHOICES else "NAME"
-        return PLACEHOLDERS.get(self.hint, "VALUE")
 
 
 def print_found(arguments: SettingsCommand, text: str) -> int:
@@ -105,11 +94,10 @@ def settings_help(settings: Iterable[KnownSetting]) -> str:
         needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
         required = setting.default is None
         default = "must be given" if required else f"default: {_as_flag(setting.default)}"
-        hidden = setting.choices if setting.placeholder == "NAME" else ()
-        names = f" One of {', '.join(hidden)}." if hidden else ""
+        names = f" One of {', '.join(setting.choices)}." if setting.choices else ""
         text = f"{needs}{setting.meaning}{names} ({default})"
         groups[section].add_argument(
-            f"--{setting.name}", metavar=setting.placeholder, help=text.replace("%", "%%")
+            f"--{setting.name}", metavar="VALUE", help=text.replace("%", "%%")
         )
     return parser.format_help()
 

@@ -5,6 +5,7 @@ in a notebook, one plain line per round elsewhere.
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -47,26 +48,22 @@ def open_view(run: TrainingRun, console: Console, signs: Sequence[Sign] = ()) ->
         yield PlainView(console, wire_name(run), run.recipe.task.measures)
 
 
+@dataclass
 class PlainView:
-    """Prints one line per round.
+    """Prints one line per round."""
 
-    Args:
-        console: Where to print.
-        wire: The value of `wire.format`, which encodes the pseudo-gradients.
-        measures: What the task measures in an evaluation, the loss first.
-    """
-
-    def __init__(self, console: Console, wire: str, measures: Sequence[Metric]) -> None:
-        self._console = console
-        self._wire = wire
-        self._measures = measures
+    console: Console
+    wire: str
+    """The value of `wire.format`, which encodes the pseudo-gradients."""
+    measures: Sequence[Metric]
+    """What the task measures in an evaluation, the loss first."""
 
     def show(self, record: Record, signs: Sequence[Sign] = ()) -> None:
-        self._console.print(round_text(record, self._wire, self._measures), soft_wrap=True)
+        self.console.print(round_text(record, self.wire, self.measures), soft_wrap=True)
         for text in event_texts(record):
-            self._console.print(f"            {text}", soft_wrap=True)
+            self.console.print(f"            {text}", soft_wrap=True)
         for sign in signs:
-            self._console.print(f"            warning: {sign.text}", style="yellow", soft_wrap=True)
+            self.console.print(f"            warning: {sign.text}", style="yellow", soft_wrap=True)
 
 
 class NotebookView:

@@ -134,43 +134,31 @@ def tell(points: Sequence[LossPoint]) -> Terms:
         assumptions.append(
             "methods differ in whether their learning rate had fallen, which counts as their cost"
         )
-    irreducible, of_irreducible = _irreducible(points, budgets)
+    irreducible = (0.0, HIGHEST_IRREDUCIBLE * min(point.loss for point in points))
+    if budgets < 3:
+        irreducible = (0.0, 0.0)
+        assumptions.append(
+            "no method was measured at three budgets, so the irreducible loss L_inf is taken as 0; "
+            f"{TOO_CHEAP}"
+        )
     # One batch of each run: within a run, batch and tokens may grow together.
     last = [[*{point.run: point for point in group}.values()] for group in groups]
-    critical_batch, of_batches = _critical_batch(last)
+    batches = [point.mean_batch for group in last for point in group]
+    critical_batch = (min(batches) / BATCH_RANGE, max(batches) * BATCH_RANGE)
+    if _most(last, lambda point: point.mean_batch) < 2:
+        critical_batch = (math.inf, math.inf)
+        assumptions.append(
+            "no method was measured with two batches, so larger ones are taken to need no more "
+            "tokens"
+        )
     return Terms(
         methods=tuple(methods[1:]),
         sync_every=several_h,
         annealing=annealing,
         irreducible=irreducible,
         critical_batch=critical_batch,
-        assumptions=(*assumptions, *of_irreducible, *of_batches),
+        assumptions=tuple(assumptions),
     )
-
-
-def _irreducible(
-    points: Sequence[LossPoint], budgets: int
-) -> tuple[tuple[float, float], list[str]]:
-    """Lowest and highest L_inf, and what is assumed."""
-    if budgets < 3:
-        return (0.0, 0.0), [
-            "no method was measured at three budgets, so the irreducible loss L_inf is taken as 0; "
-            f"{TOO_CHEAP}"
-        ]
-    return (0.0, HIGHEST_IRREDUCIBLE * min(point.loss for point in points)), []
-
-
-def _critical_batch(
-    groups: Sequence[Sequence[LossPoint]],
-) -> tuple[tuple[float, float], list[str]]:
-    """Lowest and highest B in samples, and what is assumed."""
-    if _most(groups, lambda point: point.mean_batch) < 2:
-        return (math.inf, math.inf), [
-            "no method was measured with two batches, so larger ones are taken to need no more "
-            "tokens"
-        ]
-    batches = [point.mean_batch for group in groups for point in group]
-    return (min(batches) / BATCH_RANGE, max(batches) * BATCH_RANGE), []
 
 
 def _most(groups: Sequence[Sequence[LossPoint]], value: Callable[[LossPoint], float]) -> int:

@@ -28,8 +28,8 @@ def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[st
     return cards if cost.interruptions else []
 
 
-def interruption_tables(starts: Sequence[Start]) -> list[Table]:
-    """A table of the starts after the first; no table if there are none."""
+def interruption_table(starts: Sequence[Start]) -> Table:
+    """A table of the starts after the first."""
     columns: dict[str, Callable[[Start], str]] = {
         "start": _what,
         "time (UTC)": lambda start: f"{datetime.fromtimestamp(start.time, UTC):%Y-%m-%d %H:%M:%S}",
@@ -45,7 +45,7 @@ def interruption_tables(starts: Sequence[Start]) -> list[Table]:
         "pause after a stop. Goodput is the time that counts, divided by that time plus the time "
         "lost."
     )
-    return [table_by("Interruptions", note, columns, after)] if after else []
+    return table_by("Interruptions", note, columns, after)
 
 
 def _what(start: Start) -> str:

@@ -5,18 +5,20 @@ from dataclasses import replace
 
 from adloco.metrics import ROUND, Metric, Record, validation
 from adloco.report.curves import Chart, Curve, Panel
-from adloco.report.step_losses import StepLosses, steps_per_point
+from adloco.report.step_losses import steps_per_point
 
 
 def loss_panel(
-    declared: Sequence[Metric], records: Sequence[Record], steps: Sequence[StepLosses]
+    declared: Sequence[Metric],
+    records: Sequence[Record],
+    steps: Mapping[int, Mapping[str, list[float]]],
 ) -> Panel:
     """The measures and the training loss, to be looked at closely.
 
     Args:
         declared: What the task measures in an evaluation, the loss first.
         records: The lines of metrics.jsonl.
-        steps: Training losses of the inner steps.
+        steps: Training losses of the inner steps, from `step_losses`.
     """
     measures = [replace(validation(measure), label=measure.label) for measure in declared]
     axes, numbers = _axes(records)
@@ -37,13 +39,13 @@ def loss_panel(
     )
     of_steps = [
         Curve(
-            name=f"steps of trainer {line.trainer}",
+            name=f"steps of trainer {trainer}",
             detail=f"mean of {each} inner steps" if each > 1 else "one inner step",
-            axes=line.axes,
-            measures=_in_training(measures, line.losses),
+            axes={axis: line[axis] for axis in ("tokens", "inner_steps")},
+            measures=_in_training(measures, line["loss"]),
             look="thin",
         )
-        for line in steps
+        for trainer, line in steps.items()
     ]
     chart = Chart(
         axes=axes,

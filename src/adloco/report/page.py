@@ -28,7 +28,7 @@ from adloco.metrics import (
 from adloco.options import signs_of_options
 from adloco.report.curves import Panel, charts_content
 from adloco.report.html import write_page
-from adloco.report.interruptions import interruption_cards, interruption_tables
+from adloco.report.interruptions import interruption_cards, interruption_table
 from adloco.report.loss_panel import loss_panel
 from adloco.report.panels import run_panels
 from adloco.report.readable import TIMES, readable, span
@@ -70,6 +70,7 @@ def write_report(folder: Path) -> Path:
     starts = read_starts(folder)
     of_options = [option.content(folder) for option in lab_modules("page")]
     values = list(settings(recipe))
+    run_tables = (_merges(records), _changes(records), interruption_table(starts))
     path = folder / PAGE
     write_page(
         path,
@@ -89,9 +90,7 @@ def write_report(folder: Path) -> Path:
             "signs": all_signs(records, recipe.batch_cap, signs_of_options()),
             "sample": _mapping(summary, "sample"),
             "tables": [
-                *_merges(records),
-                *_changes(records),
-                *interruption_tables(starts),
+                *(table for table in run_tables if table.rows),
                 *(table for tables, _ in of_options for table in tables),
             ],
             "pictures": [picture for _, pictures in of_options for picture in pictures],
@@ -199,7 +198,7 @@ def _sync_cards(records: Sequence[Record]) -> list[Card]:
     return _numbers(shown, records) if aggregate(SYNC["bytes"], records) else []
 
 
-def _merges(records: Sequence[Record]) -> list[Table]:
+def _merges(records: Sequence[Record]) -> Table:
     found = [
         (
             record["round"],
@@ -212,17 +211,17 @@ def _merges(records: Sequence[Record]) -> list[Table]:
         for merge in record["merges"]
     ]
     columns = ["round", "tokens", "survivor", "absorbed", "weights"]
-    return [table_of("Merges", "", columns, found)] if found else []
+    return table_of("Merges", "", columns, found)
 
 
-def _changes(records: Sequence[Record]) -> list[Table]:
+def _changes(records: Sequence[Record]) -> Table:
     found = [
         (record["round"], f"{record['tokens']:,}", change_text(change), change["reason"])
         for record in records
         for change in record["changes"]
     ]
     columns = ["round", "tokens", "change", "reason"]
-    return [table_of("Settings that the run chose", "", columns, found)] if found else []
+    return table_of("Settings that the run chose", "", columns, found)
 
 
 def _rounds(recipe: Recipe, declared: Sequence[Metric], records: Sequence[Record]) -> Table:

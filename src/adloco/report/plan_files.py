@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from adloco.config.recipe_text import to_toml
-from adloco.config.sections import Recipe
 from adloco.plan.advice import pareto
 from adloco.plan.cluster_plan import BANDWIDTHS, Plan
 from adloco.plan.prediction import Prediction
@@ -57,20 +56,17 @@ def to_csv(plan: Plan) -> str:
     return csv_text(names, rows)
 
 
-def recommended_recipe(plan: Plan) -> Recipe:
-    """The recipe of the recommended candidate, with the tokens until the target as its budget."""
-    chosen = plan.chosen
-    recipe = chosen.candidate.recipe
-    budget = replace(recipe.run, tokens=math.ceil(chosen.tokens), rounds=0, inner_steps=0, syncs=0)
-    return replace(recipe, run=budget)
-
-
 def recipe_text(plan: Plan) -> str:
-    """The recommended recipe as TOML, below its reasons."""
+    """The recommended recipe as TOML, with the tokens until the target as its budget, below its
+    reasons.
+    """
     chosen = plan.chosen.candidate
     reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons]
     comment = "".join(f"# {line}\n" for reason in reasons for line in reason.splitlines())
-    return f"{comment}\n{to_toml(recommended_recipe(plan))}"
+    budget = replace(
+        chosen.recipe.run, tokens=math.ceil(plan.chosen.tokens), rounds=0, inner_steps=0, syncs=0
+    )
+    return f"{comment}\n{to_toml(replace(chosen.recipe, run=budget))}"
 
 
 def _described(one: Prediction) -> dict[str, Any]:

@@ -118,12 +118,10 @@ def _all_table(plan: Plan) -> Table:
     shown = sorted(plan.predictions, key=lambda one: one.seconds)[:ROWS]
     of = f"the fastest {ROWS} of {len(plan.predictions):,}" if len(shown) == ROWS else "all"
     front = pareto(plan.predictions)
-    numbers = (
-        "time, bytes, tokens and loss" if "loss" in _columns(plan) else "time, bytes and tokens"
-    )
     note = (
         f"These are {of} candidates by time; plan.csv has every one with more digits. No other "
-        f"candidate is better than one of the Pareto front in {numbers} at once."
+        "candidate is better than one of the Pareto front in time, bytes, tokens and predicted "
+        "loss at once."
     )
     return _table(plan, "All candidates", note, shown, front)
 

@@ -3,8 +3,7 @@ picture can show.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -14,25 +13,14 @@ POINTS = 500
 """At most so many points of a trainer are shown; each is a mean over equally many inner steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepLosses:
-    """Training losses of one trainer, each before the update of its step."""
-
-    trainer: int
-    axes: Mapping[str, list[float]]
-    """`tokens` of all trainers and `inner_steps` of each worker at the end of a step, as means over
-    the steps of each point; [points].
-    """
-    losses: list[float]
-    """Mean over the samples of a point's steps, of all workers of the trainer; [points]."""
-
-
 def steps_per_point(records: Sequence[Record]) -> int:
     """Inner steps that one point stands for."""
     return -(-int(records[-1]["inner_steps"]) // POINTS)
 
 
-def step_losses(records: Sequence[Record], steps: Iterable[Record]) -> list[StepLosses]:
+def step_losses(
+    records: Sequence[Record], steps: Iterable[Record]
+) -> dict[int, dict[str, list[float]]]:
     """Read the step losses of each trainer.
 
     Args:
@@ -40,7 +28,9 @@ def step_losses(records: Sequence[Record], steps: Iterable[Record]) -> list[Step
         steps: The lines of steps.jsonl; those of a round that is not complete are left out.
 
     Returns:
-        The losses by rising number of the trainer. A loss that is not finite enters no mean.
+        Trainer, by rising number -> `tokens` of all trainers and `inner_steps` of each worker at
+        the end of a step, and `loss` over the samples of all workers before its update; each as
+        means over the steps of a point. A loss that is not finite enters no mean.
     """
     last = records[-1]
     total = int(last["inner_steps"])
@@ -61,22 +51,15 @@ def step_losses(records: Sequence[Record], steps: Iterable[Record]) -> list[Step
     }
     point = np.arange(total) // steps_per_point(records)
 
-    found = []
+    found = {}
     for trainer, weights in sorted(samples.items()):
         known = weights > 0
         first = np.flatnonzero(np.diff(point[known], prepend=-1))  # Where each point begins.
         counts = np.add.reduceat(known[known], first, dtype=float)
-        found.append(
-            StepLosses(
-                trainer=trainer,
-                axes={
-                    name: (np.add.reduceat(numbers[known], first) / counts).tolist()
-                    for name, numbers in axes.items()
-                },
-                losses=(
-                    np.add.reduceat(summed[trainer][known], first)
-                    / np.add.reduceat(weights[known], first)
-                ).tolist(),
-            )
-        )
+        means = {
+            name: np.add.reduceat(numbers[known], first) / counts for name, numbers in axes.items()
+        }
+        losses = np.add.reduceat(summed[trainer][known], first)
+        means["loss"] = losses / np.add.reduceat(weights[known], first)
+        found[trainer] = {name: numbers.tolist() for name, numbers in means.items()}
     return found
