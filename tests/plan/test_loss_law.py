@@ -91,8 +91,8 @@ def test_constants_come_back_from_exact_points() -> None:
     assert law.sync_exponent == pytest.approx(LAW.sync_exponent, rel=0.01)
     assert found.assumptions == ()
     assert found.runs is not None and found.longest is not None
-    assert found.runs.loss.worst < 1e-4 and found.runs.tokens.count == 16
-    assert found.longest.tokens.worst < 1e-3 and found.longest.tokens.count == 4
+    assert found.runs.worst < 1e-3 and found.runs.count == 16
+    assert found.longest.worst < 1e-3 and found.longest.count == 4
 
 
 def test_noise_of_one_percent() -> None:
@@ -105,7 +105,7 @@ def test_noise_of_one_percent() -> None:
     assert found.law.tokens_to(loss, method="diloco", batch=16, sync_every=20) == pytest.approx(
         6e5, rel=0.1
     )
-    assert found.runs is not None and 0.003 < found.runs.loss.median < 0.02
+    assert found.runs is not None and 0.01 < found.runs.median < 0.1
     interval = found.tokens_interval(loss, method="diloco", batch=16, sync_every=20)
     assert interval is not None and interval[0] < 6e5 < interval[1] < 1.5 * interval[0]
     assert fit_loss_law(points, draws=2).draws == found.draws[:2], "seeded"
@@ -117,7 +117,9 @@ def test_left_out_runs_are_predicted_by_the_others() -> None:
     worse = replace(points[2], loss=1.1 * points[2].loss)
     found = fit_loss_law([*points[:2], worse, *points[3:]], draws=0)
     assert found.runs is not None
-    assert found.runs.loss.worst == pytest.approx(1 - 1 / 1.1, rel=0.02)
+    at = {"method": worse.method, "batch": worse.batch, "sync_every": worse.sync_every}
+    exact = LAW.tokens_to(worse.loss, **at)  # type: ignore[arg-type]
+    assert found.runs.worst == pytest.approx(1 - exact / worse.tokens, rel=0.1)
 
 
 def test_what_points_cannot_tell_is_named_and_left_out() -> None:

@@ -8,8 +8,6 @@ from typing import Literal, get_args
 
 from adloco.cli.arguments import Command, SettingsCommand, argument
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 @dataclass(kw_only=True)
 class Completion(Command):
@@ -55,7 +53,7 @@ class Completion(Command):
         script = templates.get_template(template).render(
             version=version("adloco"),
             shell=self.shell,
-            shells=SHELLS,
+            shells=get_args(Completion.__annotations__["shell"]),
             recipes=shipped_recipes(),
             options={name: sorted(words) for name, words in options.items()},
             values=values,

@@ -105,26 +105,17 @@ class LossLaw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
-    """Relative errors for runs that were left out of the fit."""
-
-    loss: Errors
-    """Errors of the predicted final loss."""
-    tokens: Errors
-    """Errors of the predicted tokens to the run's final loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LossFit:
     """A law, and how far to trust it."""
 
     law: LossLaw
     assumptions: tuple[str, ...]
     """Sentences about what the runs could not tell."""
-    runs: HeldOut | None
-    """Errors for each run, by a law of the other runs; None if no run can be left out."""
-    longest: HeldOut | None
-    """Errors for all runs of the largest budget, by a law of the shorter ones; None if these have
+    runs: Errors | None
+    """Relative errors of the predicted tokens to each run's final loss, by a law of the other runs;
+    None if no run can be left out."""
+    longest: Errors | None
+    """The same for all runs of the largest budget, by a law of the shorter ones; None if these have
     no law, or lack the methods."""
     draws: tuple[LossLaw, ...]
     """Laws of losses drawn around those of the law with the spread of the measured ones
@@ -205,9 +196,9 @@ def _drawn(points: Sequence[LossPoint], terms: Terms, law: LossLaw, seed: int) -
         yield _fit([replace(point, loss=loss) for point, loss in drawn], terms)
 
 
-def _held_out(points: Sequence[LossPoint], groups: Iterable[Collection[str]]) -> HeldOut | None:
+def _held_out(points: Sequence[LossPoint], groups: Iterable[Collection[str]]) -> Errors | None:
     """Errors for each group of runs, by a law of all others; None if there are no such laws."""
-    losses, tokens = [], []
+    errors = []
     annealed = any(point.annealed for point in points)
     for left_out in groups:
         others = [point for point in points if point.run not in left_out]
@@ -222,11 +213,9 @@ def _held_out(points: Sequence[LossPoint], groups: Iterable[Collection[str]]) ->
             if point.run in left_out and point.method in law.methods and point.annealed == annealed
         }
         for point in last.values():
-            cost = law.cost_of(point)
-            losses.append(abs(law.loss_after(point.tokens / cost) / point.loss - 1))
-            tokens.append(abs(cost * law.effective_tokens_to(point.loss) / point.tokens - 1))
-    found = Errors.of(losses), Errors.of(tokens)
-    return HeldOut(loss=found[0], tokens=found[1]) if found[0] and found[1] else None
+            predicted = law.cost_of(point) * law.effective_tokens_to(point.loss)
+            errors.append(abs(predicted / point.tokens - 1))
+    return Errors.of(errors)
 
 
 def _at_bounds(law: LossLaw, terms: Terms) -> list[str]:

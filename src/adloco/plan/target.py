@@ -148,6 +148,6 @@ def _assumptions(fit: LossFit, found: Sequence[Candidate]) -> tuple[str, ...]:
         if errors:
             said.append(
                 f"The law misses the tokens of {what}, left out of its fit, by "
-                f"{errors.tokens.median:.0%} (median) and {errors.tokens.worst:.0%} (worst)."
+                f"{errors.median:.0%} (median) and {errors.worst:.0%} (worst)."
             )
     return tuple(said)

@@ -103,7 +103,11 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
         job.part = part_used(run.recipe.run.limits, Records(run.folder).newest())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
-        words = [str(_write_recipe(run, logs.parent / "recipes"))]
+        recipe = logs.parent / "recipes" / f"{run.folder.name}.toml"
+        recipe.parent.mkdir(parents=True, exist_ok=True)
+        own = replace(run.recipe, run=replace(run.recipe.run, folder=str(run.folder)))
+        recipe.write_text(to_toml(own))
+        words = [str(recipe)]
     command = [sys.executable, "-m", "adloco", "train", *words]
     shared: dict[str, str] = {}
     if parallel > 1:
@@ -120,14 +124,6 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
             start_new_session=True,
         )
     job.state, job.began = "running", time.monotonic()
-
-
-def _write_recipe(run: StudyRun, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{run.folder.name}.toml"
-    own = replace(run.recipe, run=replace(run.recipe.run, folder=str(run.folder)))
-    path.write_text(to_toml(own))
-    return path
 
 
 def _look_at(job: Job, logs: Path, *, told_to_end: bool) -> None:
