@@ -16,12 +16,12 @@ from torch.distributed.run import get_args_parser
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cluster.job import Job, plan_job, torchrun_can_wait
-from adloco.cluster.schedulers import SCHEDULERS, VARIABLES, Surroundings
+from adloco.cluster.schedulers import SCHEDULERS, VARIABLES
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch import rank_store
 from tests.conftest import wait_for
 
-AROUND = Surroundings(image="registry/adloco:1", storage="s3://runs", gpu="H100")
+AROUND = {"image": "registry/adloco:1", "storage": "s3://runs", "gpu": "H100"}
 LINE = ["launch", "diloco", "--on", "slurm", "--islands", "2", "--gpus-per-island", "8"]
 SBATCH = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time"}
 SBATCH |= {"requeue", "signal", "open-mode", "output"}

@@ -27,15 +27,14 @@ class Export(ModelCommand):
     def run(self) -> int:
         from adloco.run.transformers_export import export
 
-        folder: Path = self.to
         console = open_console()
         with console.status("writing the model ..."):
             export(
                 self.load(),
-                folder,
+                self.to,
                 license_id=self.license,
                 languages=self.language,
                 labels=self.labels,
             )
-        console.print(f"{folder}: load it with from_pretrained({str(folder)!r})", soft_wrap=True)
+        console.print(f"{self.to}: load it with from_pretrained({str(self.to)!r})", soft_wrap=True)
         return 0

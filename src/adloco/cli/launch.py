@@ -48,7 +48,7 @@ class Launch(RecipeCommand):
 
     def run(self) -> int:
         from adloco.cluster.job import plan_job
-        from adloco.cluster.schedulers import SCHEDULERS, Surroundings
+        from adloco.cluster.schedulers import SCHEDULERS
 
         scheduler = SCHEDULERS[self.on]
         job = plan_job(
@@ -59,7 +59,7 @@ class Launch(RecipeCommand):
             gpus_per_node=self.gpus_per_node,
             started=f"{datetime.now():%Y%m%d-%H%M%S}",
         )
-        surroundings = Surroundings(image=self.image, storage=self.storage, gpu=self.gpu)
+        surroundings = {"image": self.image, "storage": self.storage, "gpu": self.gpu}
         scheduler.check(self.on, job, surroundings)
         text = scheduler.text(job, surroundings)
         if self.dry_run:

@@ -49,7 +49,8 @@ class Prepare(RecipeCommand):
         processes = num_cores() if self.processes is None else self.processes
         preparation = prepare(recipe.data, processes)
         cache = preparation.cache
-        _show_notice(preparation.notice, console)
+        if preparation.notice:
+            console.print(preparation.notice, style="bold red", soft_wrap=True)
         try:
             state = _show(preparation, console)
         except KeyboardInterrupt:
@@ -74,11 +75,6 @@ class Prepare(RecipeCommand):
             check_one_window(cache.data, state.train, "train", " or lower data.context_tokens")
             check_one_window(cache.data, state.validation, "evaluate", HOLD_OUT_MORE)
         return 0
-
-
-def _show_notice(notice: str, console: Console) -> None:
-    if notice:
-        console.print(notice, style="bold red", soft_wrap=True)
 
 
 def _show(preparation: "Preparation", console: Console) -> "State":

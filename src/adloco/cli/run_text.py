@@ -22,13 +22,14 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
         f"{row['micro_batch']}x{row['accumulation_steps']}{rounded_text(row)}"
         for row in record["trainers"]
     )
+    use = "" if record["mfu"] is None else f", {number_text(record, 'mfu')} of the device's FLOPs"
     loss = "" if record["val_loss"] is None else f" val {measured_text(record, measures)}"
     return (
         f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
         f"{number_text(record, 'train_loss')}{loss}  {trainers}"
         f"  sent {sent_text(record)} ({wire_text(record['sync'], wire, '; ')}data-parallel "
         f"{number_text(record, 'bytes_ddp_equivalent')})"
-        f"  {speed_text(record)}  "
+        f"  {number_text(record, 'tokens_per_second')} tok/s{use}  "
         f"{rows_text(record['rows_read'], record['rows_per_second'])}"
     ).rstrip()
 
@@ -103,12 +104,6 @@ def measured_text(row: Record, measures: Sequence[Metric]) -> str:
         if measure.leading and row.get(validation(measure).name) is not None
     ]
     return ", ".join(texts).removeprefix(f"{measures[0].label} ")
-
-
-def speed_text(record: Record) -> str:
-    """Tokens per second, and the share of the device's arithmetic where it is known."""
-    use = "" if record["mfu"] is None else f", {number_text(record, 'mfu')} of the device's FLOPs"
-    return f"{number_text(record, 'tokens_per_second')} tok/s{use}"
 
 
 def number_text(record: Record, name: str) -> str:

@@ -1,6 +1,7 @@
 """`adloco sweep`: a recipe over lists of settings."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from adloco.cli.arguments import RecipeCommand, argument
@@ -30,7 +31,6 @@ class Sweep(RecipeCommand, StudyCommand):
         from adloco.cli.studies import run_study, study_settings
         from adloco.report.sweep_plots import draw_sweep
         from adloco.study.arms import planned_run
-        from adloco.study.comparison import Comparison
         from adloco.study.grid import point_name, sweep_axes, sweep_points
 
         recipe = self.recipe or "adloco"
@@ -44,8 +44,6 @@ class Sweep(RecipeCommand, StudyCommand):
             for seed in range(self.seeds)
         ]
 
-        def draw(comparison: Comparison) -> list[Path]:
-            return draw_sweep(comparison, axes, points, folder)
-
+        draw = partial(draw_sweep, axes=axes, points=points, folder=folder)
         title = f"{Path(recipe).stem} over {', '.join(axes)}"
         return run_study(runs, self, folder, title, varied=list(axes), draw=draw)

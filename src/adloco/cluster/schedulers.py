@@ -24,18 +24,6 @@ NODE_RESTARTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """Facts that a scheduler needs besides the job."""
-
-    image: str = ""
-    """A container's image in which adloco is installed."""
-    storage: str = ""
-    """Storage of the run's folder: a claim of a volume (Kubernetes) or a bucket (SkyPilot)."""
-    gpu: str = ""
-    """The kind of GPU, as the scheduler names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scheduler:
     """Writes jobs and names the command that submits them."""
 
@@ -43,14 +31,15 @@ class Scheduler:
     submit: tuple[str, ...]
     """The client's command that takes the file's name."""
     takes: Mapping[str, bool]
-    """Names of the surroundings that it takes; True if it cannot do without."""
+    """Surroundings that it takes, by the name of their option of `adloco launch`; True if it cannot
+    do without."""
 
-    def check(self, name: str, job: Job, surroundings: Surroundings) -> None:
+    def check(self, name: str, job: Job, surroundings: Mapping[str, str]) -> None:
         """Raise ValueError if something is missing, or given and not used.
 
         name: Of this scheduler, for the message.
         """
-        for option, value in vars(surroundings).items():
+        for option, value in surroundings.items():
             require(
                 bool(value) or not self.takes.get(option, False),
                 f"--on {name} needs --{option}; adloco launch --help says what it is",
@@ -69,7 +58,7 @@ class Scheduler:
             "name a relative one",
         )
 
-    def text(self, job: Job, surroundings: Surroundings) -> str:
+    def text(self, job: Job, surroundings: Mapping[str, str]) -> str:
         """The file for the scheduler's client."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("adloco.cluster"),
@@ -79,7 +68,7 @@ class Scheduler:
         )
         environment.filters["quote"] = shlex.quote
         environment.filters["indented"] = _indented
-        fields = vars(job) | vars(surroundings)
+        fields = {**vars(job), **surroundings}
         if "storage" in self.takes:  # The nodes do not see the files here.
             fields["carried"], fields["recipe"] = job.carried_recipe()
         return environment.get_template(self.template).render(

@@ -91,11 +91,6 @@ class Cluster:
         return self.speeds or (1.0,) * self.islands
 
     @property
-    def largest_pass(self) -> int:
-        """The largest pass of which the speed is known, in samples."""
-        return max(self.samples_per_second)
-
-    @property
     def fastest_pass(self) -> int:
         """The smallest pass with the most samples per second, in samples."""
         return max(sorted(self.samples_per_second), key=lambda size: self.samples_per_second[size])
@@ -113,7 +108,7 @@ class Cluster:
 
     def passes(self, worker_batch: float, largest_pass: int = 0) -> int:
         """Passes of an inner step; the arguments are those of `step_seconds`."""
-        return max(1, math.ceil(worker_batch / (largest_pass or self.largest_pass)))
+        return max(1, math.ceil(worker_batch / (largest_pass or max(self.samples_per_second))))
 
     def step_seconds(
         self, worker_batch: float | Sequence[float], largest_pass: int = 0
@@ -151,13 +146,6 @@ def read_cluster(path: Path) -> Cluster:
     unknown = sorted(set(values) - set(known))
     require(
         not unknown, f"{path}: there is no entry {', '.join(unknown)}; known: {', '.join(known)}"
-    )
-    lacking = [
-        name for name in ("islands", "bandwidth", "samples_per_second") if name not in values
-    ]
-    require(
-        not lacking,
-        f"{path} lacks {', '.join(lacking)}; entries stand above the table [samples_per_second]",
     )
     try:
         found: Cluster = construct(Cluster, values)

@@ -52,11 +52,6 @@ class Chart:
     """Axis -> x of vertical dotted lines."""
 
     @property
-    def heading(self) -> str:
-        """The heading above the chart in a panel of several."""
-        return self.title or self.measures[0].axis
-
-    @property
     def numbers(self) -> dict[str, Any]:
         """Input of templates/charts.html."""
 
