@@ -91,3 +91,38 @@ def test_a_dataset_with_and_without_its_hub(
     monkeypatch.setattr("adloco.data.rows.open_rows", unreachable)
     again = check(words, tmp_path, capsys)
     assert "rows as they are read: no network" in again and table(again) == table(out)
+
+
+def test_labelled_texts(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["one two", "one", "two six two", "one one one one"]
+    path = rows(tmp_path / "a.jsonl", texts, [0, 1, 1, 0])
+    words = ["--task.kind", "classification", "--data.path", str(path), "--data.tokenizer"]
+    words += [str(tokenizer), "--data.validation_samples", "1", "--data.context_tokens", "5"]
+    words += ["--task.evaluation_per_class", "0"]
+    out = check(words, tmp_path, capsys)
+    assert "with their labels\n  '1: one'\n  '1: two six two'\n  '0: one one one one'\n" in out
+    # With [CLS] and [SEP], cut at five: 3, and 3, 5, 5 tokens.
+    assert table(out) == {
+        "train": ["13", "3", "3", "5.0", "5", f"{1 / 13:.3%}"],
+        "validation": ["4", "1", "4", "4.0", "4", "0.000%"],
+    }
+    assert "of 3 samples to train on, at most 5 tokens\n  '[CLS] one [SEP]'\n" in out
+    assert "2 texts to train on have 5 tokens" in out
+    assert "labels to train on: 1 x 0, 2 x 1; to evaluate on: 1 x 0, 0 x 1" in out
+    missing = ["--data.dataset", str(tmp_path / "none"), "--data.fallback", str(path)]
+    instead = [*words[:2], *missing, *words[4:]]
+    told, _, rest = check(instead, tmp_path, capsys).partition("\n")
+    assert "ATTENTION: data.fallback" in told and table(rest) == table(out)
+
+
+def test_the_most_frequent_label_is_that_of_the_evaluated_texts(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of four texts that are held out have label 0, but one of each class is evaluated."""
+    path = rows(tmp_path / "a.jsonl", ["one"] * 6, [0, 0, 0, 1, 0, 1])
+    words = ["--task.kind", "classification", "--data.path", str(path), "--data.tokenizer"]
+    words += [str(tokenizer), "--data.validation_samples", "4", "--task.evaluation_per_class", "1"]
+    out = check(words, tmp_path, capsys)
+    assert "to evaluate on: 1 x 0, 1 x 1, so always the most frequent one is right for 50.0%" in out

@@ -2,19 +2,24 @@
 and samples as the model sees them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
+from rich.table import Table
 
 from adloco.cli.progress import shown_progress
 from adloco.cli.terminal import table_of
 from adloco.data.text_lengths import TextLengths
 
 if TYPE_CHECKING:
+    from adloco.data.data_settings import DataSettings
     from adloco.data.token_cache import TokenCache
+    from adloco.data.tokenizers import Tokenizer
+    from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 240
@@ -22,7 +27,7 @@ BLOCK = 2**20
 """Tokens that are counted at a time."""
 
 
-def check(cache: "TokenCache", console: Console) -> None:
+def check_packed(cache: "TokenCache", console: Console) -> None:
     """Show the data of a language model, whose tokens are all in the cache."""
     from adloco.data.data_file import SourceUnreachableError
     from adloco.data.rows import Position, open_rows, stages
@@ -39,9 +44,7 @@ def check(cache: "TokenCache", console: Console) -> None:
     except SourceUnreachableError as error:  # The cache was prepared earlier.
         _say(f"rows as they are read: {error}", console)
 
-    unknown_too = [] if tokenizer.unknown is None else ["unknown"]
-    columns = ("tokens", "in all", "texts", "shortest", "median", "longest", *unknown_too)
-    table = table_of(*columns, names=1)
+    table = _counts_table(tokenizer)
     for split, tokens in (("train", cache.train), ("validation", cache.validation)):
         lengths, unknown = TextLengths(), 0
         with shown_progress(console, f"counting {split} tokens") as advance:
@@ -50,11 +53,7 @@ def check(cache: "TokenCache", console: Console) -> None:
                 lengths.add_packed(block, tokenizer.end_of_text)
                 unknown += int(np.count_nonzero(block == tokenizer.unknown))
                 advance(len(block), len(tokens))
-        cells = [split, f"{len(tokens):,}", f"{lengths.texts:,}"]
-        if lengths.texts:
-            cells += [f"{lengths.shortest:,}", f"{lengths.median:,.1f}", f"{lengths.longest:,}"]
-            cells += [f"{unknown / len(tokens):.3%}"]
-        table.add_row(*cells[: len(columns)])
+        _add_counts(table, split, lengths, len(tokens), unknown)
     console.print(table)
 
     if len(cache.train) > data.context_tokens:
@@ -68,6 +67,69 @@ def check(cache: "TokenCache", console: Console) -> None:
         )
     else:
         _say(f"too short for one sample of {data.context_tokens} tokens to train on", console)
+
+
+def check_labelled(data: "DataSettings", task: "ClassificationSettings", console: Console) -> None:
+    """Show the data of a classifier: labelled texts, which are not packed."""
+    from adloco.data.rows import read_rows
+    from adloco.data.tokenizers import make_tokenizer
+    from adloco.tasks.labelled_texts import LabelledTexts
+
+    label, column = task.label_column, data.text_column
+    rows = read_rows(data, "train", {column: str, label: int})
+    _show(
+        f"rows of {data.source} as they are read, with their labels",
+        (f"{row[label]}: {row[column]}" for row in rows),
+        console,
+    )
+    _say("reading and tokenising all texts ...", console)
+    tokenizer = make_tokenizer(data.tokenizer, ())
+    train, validation = (
+        LabelledTexts.read(data, split, label, tokenizer) for split in ("train", "validation")
+    )
+    table = _counts_table(tokenizer)
+    for split, texts in (("train", train), ("validation", validation)):
+        lengths = TextLengths()
+        lengths.add(np.diff(texts.starts))
+        unknown = int(np.count_nonzero(texts.ids == tokenizer.unknown))
+        _add_counts(table, split, lengths, len(texts.ids), unknown)
+    console.print(table)
+    _show(
+        f"of {len(train):,} samples to train on, at most {data.context_tokens} tokens",
+        (
+            tokenizer.decode(train.ids[begin:end].tolist())
+            for begin, end in zip(train.starts, train.starts[1:], strict=False)
+        ),
+        console,
+    )
+    evaluated = validation.balanced(task.evaluation_per_class, train.num_classes)
+    counts = np.bincount(validation.labels[evaluated], minlength=train.num_classes)
+    cut = np.count_nonzero(np.diff(train.starts) == data.context_tokens)
+    _say(
+        f"{cut:,} texts to train on have {data.context_tokens} tokens, so they may be cut "
+        f"(data.context_tokens); labels to train on: {_each(np.bincount(train.labels))}; to "
+        f"evaluate on: {_each(counts)}, so always the most frequent one is right for "
+        f"{counts.max() / counts.sum():.1%}",
+        console,
+    )
+
+
+def _counts_table(tokenizer: "Tokenizer") -> Table:
+    unknown = [] if tokenizer.unknown is None else ["unknown"]
+    columns = ("tokens", "in all", "texts", "shortest", "median", "longest", *unknown)
+    return table_of(*columns, names=1)
+
+
+def _add_counts(table: Table, split: str, lengths: TextLengths, tokens: int, unknown: int) -> None:
+    cells = [split, f"{tokens:,}", f"{lengths.texts:,}"]
+    if lengths.texts:
+        cells += [f"{lengths.shortest:,}", f"{lengths.median:,.1f}", f"{lengths.longest:,}"]
+        cells += [f"{unknown / tokens:.3%}"]
+    table.add_row(*cells[: len(table.columns)])
+
+
+def _each(counts: Sequence[int] | NDArray[np.int64]) -> str:
+    return ", ".join(f"{count:,} x {label}" for label, count in enumerate(counts))
 
 
 def _show(heading: str, texts: Iterable[str], console: Console) -> None:

@@ -33,14 +33,22 @@ class Prepare(RecipeCommand):
     """Then show rows, counts of tokens and samples."""
 
     def run(self) -> int:
-        from adloco.cli.data_check import check
+        from adloco.cli.data_check import check_labelled, check_packed
         from adloco.data.preparation import prepare
         from adloco.data.sources import HOLD_OUT_MORE, check_one_window
+        from adloco.data.token_cache import reachable
         from adloco.distributed.launch.local_ranks import INTERRUPTED
         from adloco.distributed.placement.threads import num_cores
+        from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
         console = open_console()
         recipe = self.read_recipe()
+        if self.check and isinstance(recipe.task, ClassificationSettings):
+            notice = reachable(recipe.data)
+            _show_notice(notice, console)
+            data = recipe.data.fallback_settings() if notice else recipe.data
+            check_labelled(data, recipe.task, console)
+            return 0
         require(
             recipe.task.packed,
             "adloco prepare packs text into windows, which only language models train on; "
@@ -70,7 +78,7 @@ class Prepare(RecipeCommand):
         if self.verify:
             _verify(cache, console)
         if self.check:
-            check(cache, console)
+            check_packed(cache, console)
         if state.complete and not self.check:  # That has said so already.
             check_one_window(cache.data, state.train, "train", " or lower data.context_tokens")
             check_one_window(cache.data, state.validation, "evaluate", HOLD_OUT_MORE)
