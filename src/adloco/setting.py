@@ -12,13 +12,17 @@ from itertools import pairwise
 from typing import Any, Literal
 
 
+Resume = Literal["never", "free", "recorded", "grows"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """Facts about a setting that commands need."""
 
-    resume: Literal["never", "free", "recorded"] = "never"
+    resume: Resume = "never"
     """Permission to change the setting on resume. free: yes, no number of the run depends on it;
-    recorded: yes, and the change is kept in changes.jsonl.
+    recorded: yes, and the change is kept in changes.jsonl; grows: likewise, but nothing that it
+    names can be taken back.
     """
     of_rank: bool = False
     """True if it may differ between the ranks of one run. The kind of device, and the text behind
@@ -40,7 +44,7 @@ def setting(
     default: Any = MISSING,
     *,
     factory: Any = MISSING,
-    resume: Literal["never", "free", "recorded"] = "never",
+    resume: Resume = "never",
     of_rank: bool = False,
     traceless: bool = False,
     equal: str | None = None,

@@ -43,10 +43,10 @@ def kept_and_found(folder: Path, failed: int) -> tuple[list[str], int, str, list
     assert sorted(copies.parts) == ["round-5", "round-6"]
     kept = sorted(copies.parts["round-6"])
     here = {} if placement.rank == failed else copies.parts
-    found = load_newest_good(folder, placement, here)
+    found = load_newest_good(folder, placement, range(3), here)
     for state in found.parts.values():
         state["tensor"] += 1  # As training does.
-    again = load_newest_good(folder, placement, here)
+    again = load_newest_good(folder, placement, range(3), here)
     numbers = [float(state["tensor"][0]) for state in again.parts.values()]
     return kept, sent, found.checkpoint.name, numbers, found.newest_on_disk
 

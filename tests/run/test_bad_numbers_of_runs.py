@@ -89,7 +89,7 @@ def test_what_was_changed_trains_as_if_the_run_had_begun_with_it(
     positions = [worker.position for worker in run.algorithm.workers.values()]
     assert [worker.position for worker in again.algorithm.workers.values()] == positions
     with pytest.raises(
-        ValueError, match="data.skip_samples must be >= 7, which the run in .*, got 3"
+        ValueError, match="data.skip_samples may only grow on resume, and the run in .*, got 3"
     ):
         TrainingRun.resume(tmp_path / "run", [("data.skip_samples", "3")])
     with pytest.raises(ValueError, match="--inner.weight_decay cannot change when a run is"):

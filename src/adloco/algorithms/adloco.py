@@ -22,7 +22,7 @@ from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Option
-from adloco.algorithms.state_parts import RUN, without_workers
+from adloco.algorithms.state_parts import RUN, of_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.sync_stats import SyncMeter
@@ -295,7 +295,7 @@ class AdLoCo:
         Call it on all ranks.
         """
         parts = dict(state)
-        parts[RUN] = without_workers(parts[RUN], self.method.dropped)
+        parts[RUN] = of_workers(parts[RUN], self.method.living_workers)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         self._bytes_before = self.placement.total_bytes() - Bytes(*parts[RUN]["bytes"])
         self._parts.halted.clear()

@@ -91,7 +91,7 @@ class Method:
     """Exponent by which rounds become longer while the learning rate decays: a round has sync_every
     x (peak rate / rate at its beginning) ^ sync_growth inner steps. 0: not at all; 1: the workers
     move about as far in each round; 2: the quadratic synchronisation rule (arXiv 2310.14423)."""
-    dropped: tuple[int, ...] = setting((), resume="recorded")
+    dropped: tuple[int, ...] = setting((), resume="grows")
     """Workers that train no more, by number from 0: those of a failed island, without which the
     others continue (run.on_rank_failure = drop).
     """

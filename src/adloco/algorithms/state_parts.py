@@ -34,13 +34,13 @@ def workers_of(numbers: Mapping[str, Any]) -> dict[int, list[int]]:
     return {int(entry["trainer"]): list(entry["workers"]) for entry in numbers["trainers"]}
 
 
-def without_workers(numbers: Mapping[str, Any], dropped: Collection[int]) -> dict[str, Any]:
-    """The part `run` without these workers, and without trainers that have no others.
+def of_workers(numbers: Mapping[str, Any], ids: Collection[int]) -> dict[str, Any]:
+    """The part `run` with these workers alone, and with the trainers that have any of them.
 
     numbers: The part `run`.
     """
     trainers = [
-        {**entry, "workers": [worker for worker in entry["workers"] if worker not in dropped]}
+        {**entry, "workers": [worker for worker in entry["workers"] if worker in ids]}
         for entry in numbers["trainers"]
     ]
     return {**numbers, "trainers": [entry for entry in trainers if entry["workers"]]}

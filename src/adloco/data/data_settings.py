@@ -48,7 +48,7 @@ class DataSettings:
     """Number of rows to take, counted from the first; each text file is one row. 0: all. Other rows
     are not fetched.
     """
-    skip_samples: int = setting(0, resume="recorded")
+    skip_samples: int = setting(0, resume="grows")
     """Samples that every worker leaves out at the beginning of its stream. A larger number on
     resume leaves out the difference from there on, to get past data with which training fails.
     """

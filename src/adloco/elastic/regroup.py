@@ -23,7 +23,6 @@ from adloco.elastic.meeting import (
 )
 from adloco.elastic.store import end_all, leave
 from adloco.errors import RankFailureError
-from adloco.run.changes import DROPPED
 from adloco.run.environment import choose_device
 from adloco.run.starts import Kind
 from adloco.run.stored import resumed_recipe
@@ -86,7 +85,7 @@ class Regrouping:
         return [
             ("placement.shard_size", shards),
             ("placement.replica_size", replicas),
-            (DROPPED, str(dropped)),
+            ("method.dropped", str(dropped)),
         ]
 
     def kind(self) -> Kind:

@@ -6,6 +6,7 @@ from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
@@ -21,7 +22,6 @@ from adloco.whole_file import write_text
 
 CHANGES = "changes.jsonl"
 SKIPPED = "data.skip_samples"
-DROPPED = "method.dropped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +55,19 @@ def changed_settings(
         rounds: Complete rounds at the checkpoint.
 
     Raises:
-        ValueError: Samples that were left out are to be read after all.
+        ValueError: A setting that may only grow would take back what the run has left out.
     """
     changes = [
         Changed(round=rounds, setting=name, before=begun[name], after=value)
         for name, value in _recorded(recipe).items()
         if begun.get(name, value) != value
     ]
-    back = {*literal_eval(begun[DROPPED])} - {*recipe.method.dropped}
-    require(
-        not back,
-        f"{DROPPED} must name the workers {sorted(back)}, which the run in {folder} has dropped",
-    )
     for change in changes:
         require(
-            change.setting != SKIPPED or int(change.after) > int(change.before),
-            f"{SKIPPED} must be >= {change.before}, which the run in {folder} has left out "
-            f"already, got {change.after}",
+            setting_facts()[change.setting].resume != "grows"
+            or _has_all(literal_eval(change.before), literal_eval(change.after)),
+            f"{change.setting} may only grow on resume, and the run in {folder} has left out "
+            f"{change.before} already, got {change.after}",
         )
     return changes
 
@@ -116,10 +112,15 @@ def read_changes(folder: Path) -> list[Changed]:
 
 def is_recorded(name: str) -> bool:
     """True if a setting may change on resume although it decides the run's numbers."""
-    return setting_facts().get(name, Facts()).resume == "recorded"
+    return setting_facts().get(name, Facts()).resume in ("recorded", "grows")
 
 
 def _recorded(recipe: Recipe) -> dict[str, str]:
     """The recorded settings that the recipe has, as text."""
     values = named_settings(recipe)
     return {name: str(values[name]) for name in values if is_recorded(name)}
+
+
+def _has_all(before: Any, after: Any) -> bool:
+    """True if a number is at least the one before, or if a list has all of the one before."""
+    return bool(before <= after) if isinstance(before, int) else {*before} <= {*after}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from adloco.algorithms.state_parts import RUN, local_parts, without_workers
+from adloco.algorithms.state_parts import RUN, local_parts, of_workers
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
@@ -52,17 +52,17 @@ class Recovered:
 def load_newest_good(
     folder: Path,
     placement: Placement,
+    workers: Collection[int],
     copies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    dropped: Collection[int] = (),
 ) -> Recovered:
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 
     Args:
         folder: Folder of all checkpoints of the run.
         placement: The ranks.
+        workers: Ids of the run's workers, whose parts are needed.
         copies: Parts that this process has in memory, by the name of the checkpoint that they
             would make, and by part.
-        dropped: Workers whose parts nobody needs.
 
     Raises:
         ValueError: No checkpoint is good, or another version wrote it.
@@ -75,7 +75,7 @@ def load_newest_good(
         sharing = _Sharing(folder / name, copies.get(name, {}), placement)
         lost = sharing.get([RUN]) or sharing.several_saves()
         if not lost:
-            numbers = without_workers(sharing.parts[RUN]["algorithm"], dropped)
+            numbers = of_workers(sharing.parts[RUN]["algorithm"], workers)
             lost = sharing.get(local_parts(numbers, placement))
         if not lost:
             return Recovered(

@@ -169,7 +169,6 @@ def place_workers(recipe: Recipe) -> Placement:
         ValueError: The ranks differ in settings, kind of device or code, or the workers cannot be
             spread over them.
     """
-    workers = recipe.method.num_workers
     shape = recipe.placement
     device = choose_device(recipe.run.device)
     shared = shared_settings(recipe) | {
@@ -178,14 +177,13 @@ def place_workers(recipe: Recipe) -> Placement:
         "the code of adloco": code_checksum(),
     }
     return place(
-        workers,
+        recipe.method.living_workers,
         device,
         recipe.run.threads,
         shape.shard_size,
         shape.replica_size,
         must_agree=shared,
         timeout_seconds=recipe.run.timeout_seconds,
-        dropped=recipe.method.dropped,
     )
 
 

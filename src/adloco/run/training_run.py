@@ -226,8 +226,8 @@ class TrainingRun:
                 return TrainingRun._begin(new, folder, copies)
             if placement.is_rank_zero:
                 check_records(folder)  # Before training, and before a file is changed.
-            kept = copies.parts if copies else {}
-            found = load_newest_good(folder / CHECKPOINTS, placement, kept, recipe.method.dropped)
+            kept, living = copies.parts if copies else {}, recipe.method.living_workers
+            found = load_newest_good(folder / CHECKPOINTS, placement, living, kept)
             stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
             if placement.is_rank_zero:
                 stored.check_unchanged_records()

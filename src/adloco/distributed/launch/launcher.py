@@ -1,7 +1,7 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -108,19 +108,18 @@ def process_group(
 
 
 def place(
-    num_workers: int,
+    workers: int | Sequence[int],
     device: str | torch.device = "cpu",
     threads: int = 0,
     shard_size: int = 1,
     replica_size: int = 1,
     must_agree: Mapping[str, str] | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
-    dropped: Collection[int] = (),
 ) -> Placement:
     """Place workers in this process, or over all ranks if called inside `process_group`.
 
     Args:
-        num_workers: Workers of all trainers together.
+        workers: The number of workers of all trainers together, or their ids in rising order.
         device: Where they compute; "cuda" is the GPU of this rank.
         threads: Workers of a process that run at once. 0: one per core.
         shard_size: Ranks over which a worker is sharded (FSDP2). 0: as many as there are for each
@@ -129,7 +128,6 @@ def place(
             0: as many as there are for each worker.
         must_agree: Other settings, by name, that must be the same on all ranks.
         timeout_seconds: As given to `process_group`.
-        dropped: Workers that no rank hosts, by number from 0.
 
     Returns:
         The placement, for `AdLoCo` or `DiLoCo`.
@@ -139,8 +137,8 @@ def place(
             differs between ranks, this machine has too few GPUs, or this process is one of several
             ranks and not inside `process_group`.
     """
-    workers = [worker for worker in range(num_workers) if worker not in dropped]
-    shards, replicas = island_shape(num_ranks(), len(workers), shard_size, replica_size)
+    ids = range(workers) if isinstance(workers, int) else workers
+    shards, replicas = island_shape(num_ranks(), len(ids), shard_size, replica_size)
     device = torch.device(device)
     if not dist.is_initialized():
         if num_ranks() > 1:
@@ -150,7 +148,7 @@ def place(
             )
         return OneProcess(device, threads)
     sizes = {
-        "num_workers": num_workers,
+        "num_workers": len(ids),
         "placement.shard_size": shard_size,
         "placement.replica_size": replica_size,
     }
@@ -164,7 +162,7 @@ def place(
                 f"start at most {found} ranks on it, or use the device cpu"
             )
         torch.cuda.set_device(device)
-    return Placement(workers, device, threads, shards, replicas, timeout_seconds)
+    return Placement(ids, device, threads, shards, replicas, timeout_seconds)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:
