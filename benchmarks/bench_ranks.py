@@ -119,7 +119,7 @@ def sync_times(parameters: int, turns: int) -> Seconds:
     # Sizes like those of a model: matrices, and vectors in between.
     sizes = [size for _ in range(10) for size in (parameters // 10 - 1000, 1000)]
     model = nn.ParameterList(torch.randn(size) for size in sizes)
-    replica = Replica.of(model, with_residuals=False, on_host=False)
+    replica = Replica.of(model)
     outer = OuterSync(replica, Syncing(outer=NESTEROV))
     event = SyncEvent(step=0, kind="sync", fragment=0)
     weights = [1 / dist.get_world_size()]

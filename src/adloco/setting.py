@@ -11,7 +11,6 @@ from dataclasses import MISSING, Field, dataclass, field, is_dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-
 Resume = Literal["never", "free", "recorded", "grows"]
 
 

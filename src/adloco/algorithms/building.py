@@ -106,7 +106,7 @@ def build_workers(
         execution=execution,
         device=placement.device,
         with_residuals=syncing.residuals != "none",
-        on_host=syncing.memory.on_host,
+        memory=syncing.memory,
     )
     here = placement.local(method.living_workers)
     copies = [model, *(copy.deepcopy(model) for _ in here[1:])]

@@ -83,14 +83,8 @@ class DiLoCo:
         )
         for model in self.models:
             copy_all(start, all_tensors(model))
-        self._replicas = [
-            Replica.of(
-                model,
-                with_residuals=self._syncing.residuals != "none",
-                on_host=self._syncing.memory.on_host,
-            )
-            for model in self.models
-        ]
+        residuals_in = self._syncing.memory if self._syncing.residuals != "none" else None
+        self._replicas = [Replica.of(model, residuals_in) for model in self.models]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
         """Samples of each model: a list for each fragment since it was sent last, and one list

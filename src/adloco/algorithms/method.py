@@ -198,6 +198,10 @@ class OuterMemory:
     the model's type; model: the model's own. For a bf16 model this takes half the memory, but
     rounding loses small outer steps."""
 
+    def place(self, device: torch.device) -> torch.device | str:
+        """Place of what belongs to tensors on this device."""
+        return "cpu" if self.on_host else device
+
     def off_device(self, device: str) -> bool:
         """True if its tensors are in other memory than that of a device of this type."""
         return self.on_host and device != "cpu"

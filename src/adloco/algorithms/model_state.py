@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adloco.distributed.dtensor import in_memory_of, scattered, zeros_like
+from adloco.algorithms.method import OuterMemory
+from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm, trainable
 from adloco.errors import NonFiniteLossError
 
@@ -37,21 +38,24 @@ class Replica:
     """
 
     @staticmethod
-    def of(model: nn.Module, *, with_residuals: bool = False, on_host: bool = False) -> "Replica":
+    def of(model: nn.Module, residuals_in: OuterMemory | None = None) -> "Replica":
         """The replica of a model.
 
         Args:
             model: The worker's model.
-            with_residuals: True to make residuals, all zero.
-            on_host: True to keep the residuals in host memory.
+            residuals_in: Place of residuals, which are zero; None: there are none.
         """
         params = trainable(model)
-        kept = params if with_residuals else []
         return Replica(
             names=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
             params=params,
             buffers=state_buffers(model, floating=True),
-            residuals=[zeros_like(parameter, torch.float32, to_host=on_host) for parameter in kept],
+            residuals=[
+                zeros_like(each, torch.float32, device=residuals_in.place(local(each).device))
+                for each in params
+            ]
+            if residuals_in
+            else [],
         )
 
     def require_finite(

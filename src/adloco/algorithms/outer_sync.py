@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adloco.algorithms.method import OuterMemory, Syncing
+from adloco.algorithms.method import Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
 from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype
 from adloco.distributed.comm.comm import Comm, Work
@@ -41,7 +41,9 @@ class OuterSync:
         self.global_params = [
             nn.Parameter(
                 copied(
-                    parameter, to_host=memory.on_host, dtype=_kept_dtype(memory, parameter.dtype)
+                    parameter,
+                    device=memory.place(local(parameter).device),
+                    dtype=sum_dtype(parameter.dtype) if memory.dtype == "fp32" else None,
                 )
             )
             for parameter in replica.params
@@ -266,8 +268,3 @@ class OuterSync:
 
     def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.fragments[fragment]]
-
-
-def _kept_dtype(memory: OuterMemory, dtype: torch.dtype) -> torch.dtype:
-    """The data type of the global parameters of a model whose parameters have this type."""
-    return sum_dtype(dtype) if memory.dtype == "fp32" else dtype

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, measurement_of
-from adloco.algorithms.method import Execution, GradientTest, Problem
+from adloco.algorithms.method import Execution, GradientTest, OuterMemory, Problem
 from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, load_optimizer, state_buffers
 from adloco.algorithms.muon_step import Muon
@@ -47,8 +47,8 @@ class InnerSettings:
     device: torch.device
     with_residuals: bool
     """True if a worker keeps what a lossy sync did not send, and sends it at the next."""
-    on_host: bool
-    """True if residuals, and parameters swapped out for an evaluation, are kept in host memory."""
+    memory: OuterMemory
+    """Place of residuals, and of parameters that are swapped out for an evaluation."""
 
 
 class Worker:
@@ -64,9 +64,7 @@ class Worker:
     ) -> None:
         self.id = worker
         self.model = model
-        self.replica = Replica.of(
-            model, with_residuals=settings.with_residuals, on_host=settings.on_host
-        )
+        self.replica = Replica.of(model, settings.memory if settings.with_residuals else None)
         self.counters = state_buffers(model, floating=False)
         self.optimizers = list(inner(model))
         for optimizer in self.optimizers:
@@ -295,7 +293,8 @@ class Worker:
     def swapped_params(self, params_and_buffers: Sequence[Tensor]) -> Iterator[None]:
         """Put these parameters and buffers into the model while the context lasts."""
         live = [*self.replica.params, *self.replica.buffers]
-        own = [copied(tensor, to_host=self._settings.on_host) for tensor in live]
+        place = self._settings.memory.place(self._settings.device)
+        own = [copied(tensor, device=place) for tensor in live]
         copy_all(params_and_buffers, live)
         try:
             yield

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+Device = torch.device | str | None
+
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a sharded tensor, in the same memory; any other tensor unchanged."""
@@ -58,18 +60,17 @@ def _sharded_dimension(tensor: DTensor) -> int:
     return dimension
 
 
-def with_local(shard: Tensor, like: Tensor, *, on_host: bool = False) -> Tensor:
-    """Make a tensor that is sharded like another from this rank's shard of it.
+def with_local(shard: Tensor, like: Tensor) -> Tensor:
+    """Make a tensor that is sharded like another from this rank's shard of it, which may be in host
+    memory where the other is on a GPU.
 
     Returns the shard itself if the other tensor is not sharded.
-
-    on_host: True for a shard in host memory of a tensor that may be on a GPU.
     """
     if not isinstance(like, DTensor):
         return shard
     return DTensor.from_local(
         shard,
-        _host_mesh(like.device_mesh) if on_host else like.device_mesh,
+        like.device_mesh if shard.device == local(like).device else _host_mesh(like.device_mesh),
         like.placements,
         run_check=False,
         shape=like.shape,
@@ -87,23 +88,23 @@ def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def zeros_like(tensor: Tensor, dtype: torch.dtype, *, to_host: bool = False) -> Tensor:
-    """Zeros that are sharded like a tensor, in host memory or on the tensor's device."""
-    shard = local(tensor)
-    zeros = torch.zeros_like(shard, dtype=dtype, device="cpu" if to_host else shard.device)
-    return with_local(zeros, tensor, on_host=to_host)
+def zeros_like(tensor: Tensor, dtype: torch.dtype, *, device: Device = None) -> Tensor:
+    """Zeros that are sharded like a tensor, on a device; None: the tensor's own."""
+    return with_local(torch.zeros_like(local(tensor), dtype=dtype, device=device), tensor)
 
 
 @torch.no_grad()
-def copied(tensor: Tensor, *, to_host: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """Copy a tensor, with its shards, to host memory or on its own device.
+def copied(tensor: Tensor, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Copy a tensor, with its shards.
 
-    dtype: Data type of the copy; None: the tensor's own.
+    Args:
+        tensor: The tensor.
+        device: Place of the copy: host memory, or the tensor's own device; None: its own.
+        dtype: Data type of the copy; None: the tensor's own.
     """
     shard = local(tensor).detach()
-    device = torch.device("cpu") if to_host else shard.device
-    copy = shard.to(device=device, dtype=dtype or shard.dtype, copy=True)
-    return with_local(copy, tensor, on_host=to_host)
+    copy = shard.to(device=device or shard.device, dtype=dtype or shard.dtype, copy=True)
+    return with_local(copy, tensor)
 
 
 @functools.cache

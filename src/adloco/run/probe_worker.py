@@ -44,7 +44,7 @@ class ProbeWorker:
             execution=Execution(autocast=opened.precision, seed=recipe.run.seed, clock=clock),
             device=self._device,
             with_residuals=recipe.keeps_residuals,
-            on_host=recipe.outer_memory.on_host,
+            memory=recipe.outer_memory,
         )
         model = builder()
         engine = placement.engine(model, recipe.run.compile, builder.filling)
