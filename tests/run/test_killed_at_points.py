@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.multiprocessing import ProcessExitedException
 
 from adloco.distributed.testing import run_on_ranks
 from adloco.run.checkpoint import list_all
@@ -77,7 +78,7 @@ def test_killed_at(
     point: Point, corpus: Path, tmp_path: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
     line, folder = words(corpus, tmp_path), tmp_path / "run"
-    with pytest.raises(RuntimeError, match="the process died"):
+    with pytest.raises(ProcessExitedException):
         run_on_ranks(train_and_die, 1, line, point)
     written = len(numbers(folder)) if (folder / "metrics.jsonl").exists() else 0
     run = TrainingRun.resume(folder)

@@ -5,15 +5,15 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-import traceback
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 
 def run_on_ranks(
@@ -35,60 +35,34 @@ def run_on_ranks(
         The results in the order of the ranks.
 
     Raises:
-        RuntimeError: A rank failed, with its traceback in the message, or did not end in time.
+        ProcessRaisedException: A rank failed; the message has its traceback.
+        ProcessExitedException: A rank was killed or crashed.
+        TimeoutError: They did not end in time.
     """
-    context = multiprocessing.get_context("forkserver")
     # The first optimizer of a process imports torch._dynamo, which takes half a second.
-    context.set_forkserver_preload(
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["adloco", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
     )
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
-        rendezvous = str(Path(folder) / "rendezvous")
-        ranks = [
-            context.Process(
-                target=_rank,
-                args=(sender, rendezvous, rank, num_ranks, timeout_seconds, function, arguments),
-                daemon=True,
-            )
-            for rank, (_, sender) in enumerate(pipes)
-        ]
-        for process, (_, sender) in zip(ranks, pipes, strict=True):
-            process.start()
-            sender.close()  # So a rank that dies is noticed as the end of its pipe.
+        given = (Path(folder), num_ranks, timeout_seconds, function, arguments)
+        ranks = start_processes(  # type: ignore[no-untyped-call]
+            _rank, given, num_ranks, join=False, daemon=True, start_method="forkserver"
+        )
+        deadline = time.monotonic() + timeout_seconds
         try:
-            return _results([receiver for receiver, _ in pipes], timeout_seconds, Path(folder))
+            while not ranks.join(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"the ranks did not end within {timeout_seconds} seconds")
         finally:
-            for process in ranks:
-                process.terminate()
+            for process in ranks.processes:
+                process.kill()
                 process.join()
-
-
-def _results(receivers: Sequence[Connection], timeout_seconds: float, folder: Path) -> list[Any]:
-    results: dict[int, Any] = {}
-    while len(results) < len(receivers):
-        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
-        ready = multiprocessing.connection.wait(waiting, timeout_seconds)
-        if not ready:
-            missing = [rank for rank in range(len(receivers)) if rank not in results]
-            raise RuntimeError(f"ranks {missing} did not end within {timeout_seconds} seconds")
-        rank = receivers.index(ready[0])
-        try:
-            failed, results[rank] = pickle.loads(receivers[rank].recv_bytes())
-        except EOFError:
-            failed, results[rank] = (
-                True,
-                f"the process died\n{_crash_report(folder, rank).read_text()}",
-            )
-        if failed:
-            raise RuntimeError(f"rank {rank} failed:\n{results[rank]}")
-    return [results[rank] for rank in range(len(receivers))]
+        return [pickle.loads(_result(Path(folder), rank).read_bytes()) for rank in range(num_ranks)]
 
 
 def _rank(
-    sender: Connection,
-    rendezvous: str,
     rank: int,
+    folder: Path,
     num_ranks: int,
     timeout_seconds: float,
     function: Callable[..., Any],
@@ -96,25 +70,21 @@ def _rank(
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    faulthandler.enable(_crash_report(Path(rendezvous).parent, rank).open("w"))
-    try:
-        limit = timedelta(seconds=timeout_seconds)
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{rendezvous}",
-            rank=rank,
-            world_size=num_ranks,
-            timeout=limit,
-        )
-        result = function(*arguments)
-        dist.barrier()
-        dist.destroy_process_group()
-        # torch's own pickling would share memory of a process that has ended by then.
-        sender.send_bytes(pickle.dumps((False, result)))
-    except BaseException:
-        sender.send_bytes(pickle.dumps((True, traceback.format_exc())))
+    faulthandler.enable()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    result = function(*arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+    # torch's own pickling would share memory of a process that has ended by then.
+    _result(folder, rank).write_bytes(pickle.dumps(result))
 
 
-def _crash_report(folder: Path, rank: int) -> Path:
-    """The file for a rank's stack if its process crashes."""
-    return folder / f"crash-{rank}"
+def _result(folder: Path, rank: int) -> Path:
+    """The file of what the function returned on a rank."""
+    return folder / f"result-{rank}"
