@@ -19,13 +19,13 @@ from adloco.algorithms.optimizers import InnerFactory, check_shards
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.round import Phase, Round, RoundParts, average_replicas
+from adloco.algorithms.round import Phase, Round, average_replicas
+from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Option
 from adloco.algorithms.state_parts import RUN, of_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.sync_stats import SyncMeter
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes
@@ -111,7 +111,6 @@ class AdLoCo:
             syncing=syncing,
             merging=merging,
             placement=self.placement,
-            meter=SyncMeter(self.placement.ranks_per_worker, execution.clock),
             clock=execution.clock,
             base_rate=first.base_rates[0][0],
             model_bytes=sum(tensor.numel() * tensor.element_size() for tensor in params),

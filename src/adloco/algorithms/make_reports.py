@@ -10,12 +10,11 @@ from adloco.algorithms.reports import (
     TrainerReport,
     WorkerReport,
 )
+from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.placement.placement import Placement
-from adloco.distributed.traffic import Bytes
 from adloco.rules.agreement import mean_cosine, relative_error
 from adloco.rules.merge import Merge
 
@@ -90,12 +89,8 @@ def report_round(
     done: Mapping[int, WorkerRound],
     trainers: Sequence[TrainerReport],
     merge: Merge | None,
-    *,
     state: RunState,
-    sync_every: int,
-    handed: Bytes,
-    model_bytes: int,
-    placement: Placement,
+    parts: RoundParts,
 ) -> RoundReport:
     """The report of a round.
 
@@ -105,11 +100,9 @@ def report_round(
         trainers: Reports of all trainers.
         merge: The merge at the round's end; None if there was none.
         state: The state after the round.
-        sync_every: H in force in the round.
-        handed: Bytes that all ranks have given to collectives since the run began.
-        model_bytes: Size of the trainable parameters in the model's own data type.
-        placement: Where all workers live.
+        parts: The parts that all rounds of the run share.
     """
+    placement, handed = parts.placement, parts.bytes_handed()
     islands = placement.num_ranks // placement.ranks_per_worker
     samples = sum(row.samples for row in done.values())
     return RoundReport(
@@ -117,15 +110,15 @@ def report_round(
         samples=state.samples,
         inner_steps=state.inner_steps,
         syncs=state.syncs,
-        sync_every=sync_every,
+        sync_every=parts.planner.sync_every(state, state.samples - int(samples)),
         eta=state.chosen.eta,
         multiplier=state.chosen.multiplier,
         bytes_communicated=handed.between / len(done),
         bytes_sent=handed.sent / len(done),
         bytes_inside=handed.inside / placement.num_ranks,
-        bytes_ddp_equivalent=model_bytes * state.inner_steps,
+        bytes_ddp_equivalent=parts.model_bytes * state.inner_steps,
         train_loss=sum(row.loss_sum for row in done.values()) / samples,
-        sync=report_sync(done, trainers, model_bytes, islands),
+        sync=report_sync(done, trainers, parts.model_bytes, islands),
         trainers=tuple(trainers),
         workers=report_workers(tasks, done),
         merges=(merge,) if merge else (),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from adloco.algorithms.reports import RoundReport
-    from adloco.algorithms.round import RoundParts
+    from adloco.algorithms.round_parts import RoundParts
     from adloco.algorithms.round_task import RoundTask
     from adloco.algorithms.run_state import RunState
     from adloco.algorithms.worker_round import WorkerRound

@@ -5,24 +5,21 @@ step; let the batch rule set the next requested batch; merge trainers. A sync ha
 the schedule in `rules.sync_schedule`: fragments of the model are sent and received.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import Event
 
 from adloco.algorithms.make_reports import report_round, report_trainer
 from adloco.algorithms.merging import apply_merge
-from adloco.algorithms.method import Batching, Merging, Syncing
-from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport, TrainerReport
+from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Weights
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.comm.sync_stats import SyncMeter, SyncStats
-from adloco.distributed.placement.placement import Placement
-from adloco.distributed.traffic import Bytes
+from adloco.distributed.comm.sync_stats import SumStats, SyncStats
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge import Merge
 
@@ -30,27 +27,6 @@ Phase = Callable[[str], AbstractContextManager[object]]
 """(name of a phase) -> a context that is open during the phase, to measure it."""
 Tasks = Mapping[int, RoundTask]
 """The task of each worker of the run in a round, by worker id."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundParts:
-    """The parts that all rounds of a run share."""
-
-    planner: Planner
-    batching: Batching
-    syncing: Syncing
-    merging: Merging
-    placement: Placement
-    meter: SyncMeter
-    clock: Callable[[], float]
-    base_rate: float
-    """Learning rate of the inner optimizer at a factor of 1."""
-    model_bytes: int
-    """Size of the trainable parameters in the model's own data type."""
-    bytes_handed: Callable[[], Bytes]
-    """Returns the bytes that all ranks have given to collectives since the run began."""
-    halted: Event = field(default_factory=Event)
-    """Set it to stop the round once the current inner steps are done."""
 
 
 class Round:
@@ -90,7 +66,7 @@ class Round:
         state, parts = self._state, self._parts
         # A round that was stopped plans again: its steps have changed nothing that plans are made
         # of.
-        tasks = self._plan()
+        tasks = parts.planner.tasks(state)
         samples = {worker: float(task.samples) for worker, task in tasks.items()}
         weights: Weights = samples
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
@@ -98,21 +74,23 @@ class Round:
             may_stop = event.kind != "receive"
             with phase("inner_steps"):
                 self._train(tasks, until=event.step, halted=parts.halted if may_stop else Event())
-            with phase("sync"), parts.meter.exposed():
+            with phase("sync"):
+                began = parts.clock()
                 if may_stop and self._stopped():
                     return None
                 if event.kind != "receive":  # What is received was weighted when it was sent.
                     weights = samples
                     for stage in state.stages:
                         weights = stage.weights(event, weights)
+                costs = {}
                 for trainer, replicas, shares, comm in state.synced(weights, parts.placement):
-                    stats = trainer.outer.sync(event, replicas, shares, comm)
-                    if stats:
-                        parts.meter.add(parts.placement.local(trainer.worker_ids), stats)
-            self._count_sync()
+                    costs[trainer.id] = trainer.outer.sync(event, replicas, shares, comm)
+                exposed_seconds = parts.clock() - began
+            self._count_sync(costs, exposed_seconds)
             state.events_done += 1
         with phase("sync"):
-            self._average_buffers(weights)
+            for trainer, replicas, shares, comm in state.synced(weights, parts.placement):
+                trainer.outer.average_buffers(replicas, shares, comm)
             done = self._gather(tasks)
             self._count_round(done)
             for stage in state.stages:
@@ -120,14 +98,10 @@ class Round:
             # In this order, because a merge goes by the requests that the tests of the round gave.
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)
-            report = self._report(tasks, done, trainers, merge)
+            report = report_round(tasks, done, trainers, merge, state, parts)
             for stage in state.stages:
                 report = stage.report(tasks, done, report)
             return report
-
-    def _plan(self) -> Tasks:
-        """The micro-batches and learning rates of every worker of the run."""
-        return self._parts.planner.tasks(self._state)
 
     def _train(self, tasks: Tasks, until: int, halted: Event) -> None:
         """Train all workers of this process up to inner step `until` of the round, or until halted.
@@ -156,20 +130,22 @@ class Round:
             self._parts.halted.clear()
         return stopped
 
-    def _count_sync(self) -> None:
-        workers = self._state.workers
-        for worker, stats in zip(
-            workers.values(), self._parts.meter.take(list(workers)), strict=True
-        ):
-            # This rank has a part of the statistics; the ranks of the island add up theirs.
-            whole = worker.engine.sum(stats.to_numbers())
-            worker.round.sync += SyncStats.from_numbers(whole)
+    def _count_sync(self, costs: Mapping[int, SumStats | None], exposed_seconds: float) -> None:
+        """Count what the sums of a sync have cost, by trainer; None where nothing was sent.
 
-    def _average_buffers(self, weights: Weights) -> None:
-        """Set running statistics to the mean over each trainer's workers."""
-        parts = self._parts
-        for trainer, replicas, shares, comm in self._state.synced(weights, parts.placement):
-            trainer.outer.average_buffers(replicas, shares, comm)
+        exposed_seconds: For which training stopped here.
+        """
+        placement, ranks = self._parts.placement, self._parts.placement.ranks_per_worker
+        found = dict.fromkeys(self._state.workers, SyncStats())
+        for trainer, stats in costs.items():
+            if stats:
+                here = placement.local(self._state.trainers[trainer].worker_ids)
+                found |= zip(here, stats.of_workers(ranks), strict=True)
+        waited = SyncStats(exposed_seconds=exposed_seconds / ranks)
+        for worker in self._state.workers.values():
+            # This rank has a part of the statistics; the ranks of the island add up theirs.
+            whole = worker.engine.sum((found[worker.id] + waited).to_numbers())
+            worker.round.sync += SyncStats.from_numbers(whole)
 
     def _gather(self, tasks: Tasks) -> Mapping[int, WorkerRound]:
         """The numbers of all workers of the run in the round, by id. Waits for all ranks."""
@@ -249,27 +225,6 @@ class Round:
                 merge, state.trainers, state.workers, parts.merging.fates, parts.placement
             )
         return merge
-
-    def _report(
-        self,
-        tasks: Tasks,
-        done: Mapping[int, WorkerRound],
-        trainers: Sequence[TrainerReport],
-        merge: Merge | None,
-    ) -> RoundReport:
-        state, parts = self._state, self._parts
-        samples_before = state.samples - int(sum(state.last_samples.values()))
-        return report_round(
-            tasks,
-            done,
-            trainers,
-            merge,
-            state=state,
-            sync_every=parts.planner.sync_every(state, samples_before),
-            handed=parts.bytes_handed(),
-            model_bytes=parts.model_bytes,
-            placement=parts.placement,
-        )
 
 
 def average_replicas(state: RunState, parts: RoundParts) -> None:

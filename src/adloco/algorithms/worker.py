@@ -8,7 +8,7 @@ of a round (`GradientTest`): on the first one all workers of a trainer have the 
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Any
 
@@ -307,7 +307,7 @@ class Worker:
             "stream": self.stream,
             "position": self.position,
             "halved_to": self.halving.limit,
-            "round": self.round.state_dict(),
+            "round": asdict(self.round),
         }
 
     def tensors(self, *, with_params: bool) -> dict[str, Any]:

@@ -55,19 +55,12 @@ class WorkerRound:
             losses=list(numbers[moments + 2 :]),
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The numbers by name."""
-        pooled = {"sync": self.sync.to_numbers(), "moments": self.moments.to_numbers()}
-        return {**vars(self), **pooled, "losses": list(self.losses)}
-
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> "WorkerRound":
-        """The inverse of `state_dict`."""
-        return WorkerRound(
-            **{
-                **state,
-                "sync": SyncStats.from_numbers(state["sync"]),
-                "moments": Moments.from_numbers(state["moments"]),
-                "losses": list(state["losses"]),
-            }
-        )
+        """The inverse of `dataclasses.asdict`, in which form the numbers are saved."""
+        own = {
+            "sync": SyncStats(**state["sync"]),
+            "moments": Moments(**state["moments"]),
+            "losses": list(state["losses"]),
+        }
+        return WorkerRound(**{**state, **own})

@@ -1,14 +1,9 @@
 """Costs and losses of syncs: of one sum (`SumStats`), and of a worker in a round (`SyncStats`)."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from torch import Tensor
-
-Clock = Callable[[], float]
-"""() -> seconds since some fixed moment."""
 
 
 @dataclass
@@ -48,6 +43,28 @@ class SumStats:
         sent_sq: The squared norms of what they sent, shape (workers,).
         """
         return SumStats(sent_sq.tolist(), sent_sq.tolist(), [0.0] * len(sent_sq))
+
+    def of_workers(self, ranks: int) -> list["SyncStats"]:
+        """This rank's part of each local worker's statistics.
+
+        ranks: Ranks that serve each worker, whose parts add up. Seconds are averaged over them.
+        """
+        num_bytes, seconds = self.num_bytes / len(self.sent_sq), self.transfer_seconds
+        return [
+            SyncStats(
+                wanted_sq=wanted_sq,
+                sent_sq=sent_sq,
+                error_sq=error_sq,
+                total_sq=self.total_sq if index == 0 else 0.0,
+                num_bytes=num_bytes,
+                hidden_seconds=self.hidden_seconds / ranks,
+                transfer_seconds=seconds / ranks,
+                peak_bytes_per_second=num_bytes / seconds if seconds else 0.0,
+            )
+            for index, (wanted_sq, sent_sq, error_sq) in enumerate(
+                zip(self.wanted_sq, self.sent_sq, self.error_sq, strict=True)
+            )
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,49 +113,3 @@ class SyncStats:
         return SyncStats(
             **{field.name: number for field, number in zip(fields(SyncStats), numbers, strict=True)}
         )
-
-
-class SyncMeter:
-    """Collects the statistics of the syncs of one process."""
-
-    def __init__(self, ranks_per_worker: int, clock: Clock = time.monotonic) -> None:
-        """ranks_per_worker: Ranks over which a worker's seconds are averaged."""
-        self._ranks = ranks_per_worker
-        self._clock = clock
-        self._stats: dict[int, SyncStats] = {}
-        self._exposed_seconds = 0.0
-
-    @contextmanager
-    def exposed(self) -> Iterator[None]:
-        """Count the seconds inside as time in which training stops."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._exposed_seconds += self._clock() - began
-
-    def take(self, worker_ids: Sequence[int]) -> list[SyncStats]:
-        """Return this rank's part of each worker's statistics since the last call.
-
-        The parts of a worker's ranks add up.
-        """
-        waited = SyncStats(exposed_seconds=self._exposed_seconds / self._ranks)
-        taken = [self._stats.get(worker, SyncStats()) + waited for worker in worker_ids]
-        self._stats, self._exposed_seconds = {}, 0.0
-        return taken
-
-    def add(self, worker_ids: Sequence[int], stats: SumStats) -> None:
-        """Count a sum that has ended, to which these local workers contributed."""
-        seconds = stats.transfer_seconds
-        for index, worker in enumerate(worker_ids):
-            num_bytes = stats.num_bytes / len(worker_ids)
-            self._stats[worker] = self._stats.get(worker, SyncStats()) + SyncStats(
-                wanted_sq=stats.wanted_sq[index],
-                sent_sq=stats.sent_sq[index],
-                error_sq=stats.error_sq[index],
-                total_sq=stats.total_sq if index == 0 else 0.0,
-                num_bytes=num_bytes,
-                hidden_seconds=stats.hidden_seconds / self._ranks,
-                transfer_seconds=seconds / self._ranks,
-                peak_bytes_per_second=num_bytes / seconds if seconds else 0.0,
-            )

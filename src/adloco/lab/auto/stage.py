@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport, TrainerReport
-from adloco.algorithms.round import RoundParts
+from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage

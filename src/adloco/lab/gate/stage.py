@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.round import RoundParts
+from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage, Weights, with_numbers

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.round import RoundParts
+from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage, with_numbers
