@@ -93,27 +93,13 @@ class Watch:
 
     def see(self, record: Record) -> list[Sign]:
         """The warnings that begin with this record, the next of the run."""
-        self._past.add(record)
-        found = [*self._signs(record), *(sign for own in self._more for sign in own(record))]
+        past = self._past
+        past.add(record)
+        found = [sign for row in record["trainers"] for sign in _of_trainer(past, row["trainer"])]
+        found += [*_of_run(past), *(sign for own in self._more for sign in own(record))]
         signs = [sign for sign in found if (sign.kind, sign.trainer) not in self._given]
         self._given |= {(sign.kind, sign.trainer) for sign in signs}
         return signs
-
-    def _signs(self, record: Record) -> Iterator[Sign]:
-        trainers = [row["trainer"] for row in record["trainers"]]
-        for check in CHECKS:
-            for trainer in trainers if check.of_trainer else [None]:
-                seen = check.find(self._past, trainer)
-                if seen:
-                    yield Sign(
-                        kind=check.kind,
-                        trainer=trainer,
-                        round=record["round"],
-                        since=seen[0]["round"],
-                        seen=seen[1],
-                        meaning=check.meaning,
-                        advice=check.advice,
-                    )
 
 
 def all_signs(
@@ -159,202 +145,170 @@ class _Past:
         elif len(losses) > 1:
             self.evaluated = [*self.evaluated, (record, losses)][-GAP_EVALUATIONS:]
 
-
-Seen = tuple[Record, str] | None
-"""The first of the records that show a sign, and what was seen; None if nothing was."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Check:
-    """A sign: how it is found, and what is said of it."""
-
-    kind: str
-    find: Callable[[_Past, Any], Seen]
-    """(records, number of a trainer or None) -> what was seen."""
-    meaning: str
-    advice: str
-    of_trainer: bool = True
-
-
-def _at_cap(past: _Past, trainer: int) -> Seen:
-    requests = _numbers(past.records[-CAP_ROUNDS:], trainer, "requested_batch")
-    if past.cap is None or len(requests) < CAP_ROUNDS or min(requests) < past.cap:
-        return None
-    text = (
-        f"trainer {trainer} has requested batch.maximum = {past.cap} samples in {CAP_ROUNDS} "
-        "rounds in a row"
-    )
-    return past.records[-CAP_ROUNDS], text
+    def sign(
+        self,
+        kind: str,
+        seen: str,
+        meaning: str,
+        advice: str,
+        *,
+        since: Record,
+        trainer: int | None = None,
+    ) -> Sign:
+        """A sign after the newest record."""
+        return Sign(
+            kind=kind,
+            trainer=trainer,
+            round=self.records[-1]["round"],
+            since=since["round"],
+            seen=seen,
+            meaning=meaning,
+            advice=advice,
+        )
 
 
-def _cut_off(past: _Past, trainer: int) -> Seen:
-    window = past.records[-CAP_ROUNDS:]
-    requests = _numbers(window, trainer, "requested_batch")
-    trained = _numbers(window, trainer, "trainer_batch")
-    enough = min(len(requests), len(trained)) == CAP_ROUNDS
-    if past.cap is None or not enough or min(requests) >= past.cap:
-        return None
-    if any(b <= CLIPPED * a for a, b in zip(trained, requests, strict=True)):
-        return None
-    text = (
-        f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
-        f"{trained[-1]:.0f}, less than half, in {CAP_ROUNDS} rounds in a row"
-    )
-    return window[0], text
+def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
+    """The signs of one trainer."""
+    if past.cap is not None:
+        yield from _of_batches(past, past.cap, trainer)
 
-
-def _exploding(past: _Past, trainer: int) -> Seen:
-    window = past.records[-EXPLODING_ROUNDS - 1 :]
-    requests = _numbers(window, trainer, "requested_batch")
-    if past.cap is None or len(requests) < 2:
-        return None
-    if requests[-1] < EXPLODING_FACTOR * max(1.0, min(requests)):
-        return None
-    text = (
-        f"the request of trainer {trainer} rose from {min(requests):.0f} to "
-        f"{requests[-1]:.0f} samples between rounds {window[0]['round']} and {window[-1]['round']}"
-    )
-    return window[0], text
-
-
-def _falling_cosine(past: _Past, trainer: int) -> Seen:
     window, first = past.records[-COSINE_ROUNDS:], past.cosines.get(trainer, [])
     recent = _numbers(window, trainer, "cosine_similarity")
-    if min(len(recent), len(first)) < COSINE_ROUNDS or fmean(first) < COSINE_START:
-        return None
-    if fmean(recent) > min(COSINE_LOW, COSINE_FALL * fmean(first)):
-        return None
-    text = (
-        f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
-        f"{fmean(first):.2f} in its first {COSINE_ROUNDS} rounds to {fmean(recent):.2f} in "
-        f"the last {COSINE_ROUNDS}"
-    )
-    return window[0], text
+    if (
+        min(len(recent), len(first)) == COSINE_ROUNDS
+        and fmean(first) >= COSINE_START
+        and fmean(recent) <= min(COSINE_LOW, COSINE_FALL * fmean(first))
+    ):
+        yield past.sign(
+            "workers disagree",
+            f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
+            f"{fmean(first):.2f} in its first {COSINE_ROUNDS} rounds to {fmean(recent):.2f} in "
+            f"the last {COSINE_ROUNDS}",
+            "The workers' changes may cancel in the mean, as noise does",
+            "Lower method.sync_every or inner.lr, or let batches be larger",
+            since=window[0],
+            trainer=trainer,
+        )
 
-
-def _not_finite(past: _Past, trainer: int) -> Seen:
     found = {
         row["worker"]: row["skipped_steps"] + row["restarts"]
         for row in past.records[-1].get("workers", ())
         if row["trainer"] == trainer
     }
-    if not any(found.values()):
-        return None
-    worst, count = max(found, key=found.__getitem__), sum(found.values())
-    text = (
-        f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
-        f"steps of a round, {found[worst]} of them worker {worst}'s"
-    )
-    return past.records[-1], text
+    if any(found.values()):
+        worst, count = max(found, key=found.__getitem__), sum(found.values())
+        yield past.sign(
+            "numbers not finite",
+            f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
+            f"steps of a round, {found[worst]} of them worker {worst}'s",
+            "A sample may be bad, or the learning rate too high",
+            "Check the data, or lower inner.lr or method.max_grad_norm",
+            since=past.records[-1],
+            trainer=trainer,
+        )
 
 
-def _stalled(past: _Past, _: None) -> Seen:
+def _of_batches(past: _Past, cap: int, trainer: int) -> Iterator[Sign]:
+    """The signs in the batches that a rule requests for a trainer by what it measures."""
+    window = past.records[-CAP_ROUNDS:]
+    requests = _numbers(window, trainer, "requested_batch")
+    trained = _numbers(window, trainer, "trainer_batch")
+    if len(requests) == CAP_ROUNDS and min(requests) >= cap:
+        yield past.sign(
+            "batch at its cap",
+            f"trainer {trainer} has requested batch.maximum = {cap} samples in {CAP_ROUNDS} "
+            "rounds in a row",
+            "The batch rule may decide nothing any more, and training is that of a constant batch",
+            "Raise batch.maximum, or batch.eta so that the rule asks for less",
+            since=window[0],
+            trainer=trainer,
+        )
+    elif len(requests) == len(trained) == CAP_ROUNDS and all(
+        asked > CLIPPED * used for asked, used in zip(requests, trained, strict=True)
+    ):
+        yield past.sign(
+            "batch at its cap",
+            f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
+            f"{trained[-1]:.0f}, less than half, in {CAP_ROUNDS} rounds in a row",
+            "What fits in memory may decide the batch, not the batch rule",
+            "Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
+            since=window[0],
+            trainer=trainer,
+        )
+
+    window = past.records[-EXPLODING_ROUNDS - 1 :]
+    requests = _numbers(window, trainer, "requested_batch")
+    if len(requests) > 1 and requests[-1] >= EXPLODING_FACTOR * max(1.0, min(requests)):
+        first, last = window[0]["round"], window[-1]["round"]
+        yield past.sign(
+            "request exploding",
+            f"the request of trainer {trainer} rose from {min(requests):.0f} to "
+            f"{requests[-1]:.0f} samples between rounds {first} and {last}",
+            "batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
+            "jump says nothing about the gradient",
+            "Set batch.max_growth to 2, or raise batch.eta or test.steps",
+            since=window[0],
+            trainer=trainer,
+        )
+
+
+def _of_run(past: _Past) -> Iterator[Sign]:
+    """The signs of the whole run."""
     window = past.records[-2 * STALL_ROUNDS :]
     losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
-    if len(losses) < 2 * STALL_ROUNDS:
-        return None
-    batches = [_trained(record) for record in window]
-    before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
-    small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
-    if after <= (1 - STALL_FALL) * before or large < STALL_GROWTH * small:
-        return None
-    text = (
-        f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of the "
-        f"{STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} samples "
-        f"instead of {small:.0f}"
-    )
-    return window[STALL_ROUNDS], text
+    if len(losses) == 2 * STALL_ROUNDS:
+        batches = [_trained(record) for record in window]
+        before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
+        small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
+        if after > (1 - STALL_FALL) * before and large >= STALL_GROWTH * small:
+            yield past.sign(
+                "loss stalled while batches grow",
+                f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of the "
+                f"{STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} samples "
+                f"instead of {small:.0f}",
+                "The added samples may buy nothing: the learning rate is too low or too high for "
+                "the batch, or the model has learnt what it can",
+                "Try another inner.lr or a lower batch.maximum, or end the run",
+                since=window[STALL_ROUNDS],
+            )
 
-
-def _above_start(past: _Past, _: None) -> Seen:
     window, start = past.records[-ABOVE_ROUNDS:], past.start
     losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
     known = past.rounds > ABOVE_ROUNDS == len(losses) and _finite(start) and start > 0
-    if not known or min(losses) <= ABOVE_START * start:
-        return None
-    text = (
-        f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it was "
-        f"more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round"
-    )
-    return window[0], text
+    if known and min(losses) > ABOVE_START * start:
+        yield past.sign(
+            "loss above its start",
+            f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it was "
+            f"more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round",
+            "The run may have diverged: the learning rate is too high, or the data has changed",
+            "Begin again with a lower inner.lr or method.max_grad_norm",
+            since=window[0],
+        )
+
+    if len(past.evaluated) == GAP_EVALUATIONS:
+        yield from _of_evaluations(past)
 
 
-def _diverging(past: _Past, _: None) -> Seen:
-    found = past.evaluated
-    gaps = [max(losses.values()) / min(losses.values()) - 1 for _, losses in found]
-    if len(gaps) < GAP_EVALUATIONS or min(gaps) < GAP or gaps[-1] < gaps[0]:
-        return None
-    losses = found[-1][1]
+def _of_evaluations(past: _Past) -> Iterator[Sign]:
+    """The sign of trainers that diverge."""
+    losses = past.evaluated[-1][1]
     worst, best = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
-    distances = _numbers([record for record, _ in found], worst, "distance_to_mean")
-    if len(distances) < GAP_EVALUATIONS or distances[-1] <= distances[0]:
-        return None
-    text = (
-        f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
-        f"{losses[best]:.4f} of trainer {best}, and its parameters are {distances[-1]:.1%} away "
-        f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago these were "
-        f"{gaps[0]:.0%} and {distances[0]:.1%}"
-    )
-    return found[0][0], text
-
-
-CHECKS = (
-    _Check(
-        kind="batch at its cap",
-        find=_at_cap,
-        meaning="The batch rule may decide nothing any more, and training is that of a constant "
-        "batch",
-        advice="Raise batch.maximum, or batch.eta so that the rule asks for less",
-    ),
-    _Check(
-        kind="batch at its cap",
-        find=_cut_off,
-        meaning="What fits in memory may decide the batch, not the batch rule",
-        advice="Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
-    ),
-    _Check(
-        kind="request exploding",
-        find=_exploding,
-        meaning="batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
-        "jump says nothing about the gradient",
-        advice="Set batch.max_growth to 2, or raise batch.eta or test.steps",
-    ),
-    _Check(
-        kind="workers disagree",
-        find=_falling_cosine,
-        meaning="The workers' changes may cancel in the mean, as noise does",
-        advice="Lower method.sync_every or inner.lr, or let batches be larger",
-    ),
-    _Check(
-        kind="numbers not finite",
-        find=_not_finite,
-        meaning="A sample may be bad, or the learning rate too high",
-        advice="Check the data, or lower inner.lr or method.max_grad_norm",
-    ),
-    _Check(
-        kind="loss stalled while batches grow",
-        find=_stalled,
-        of_trainer=False,
-        meaning="The added samples may buy nothing: the learning rate is too low or too high for "
-        "the batch, or the model has learnt what it can",
-        advice="Try another inner.lr or a lower batch.maximum, or end the run",
-    ),
-    _Check(
-        kind="loss above its start",
-        find=_above_start,
-        of_trainer=False,
-        meaning="The run may have diverged: the learning rate is too high, or the data has changed",
-        advice="Begin again with a lower inner.lr or method.max_grad_norm",
-    ),
-    _Check(
-        kind="trainers diverge",
-        find=_diverging,
-        of_trainer=False,
-        meaning="One trainer may be stuck or unstable; a merge of models so far apart can be worse "
-        "than either",
-        advice="Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
-    ),
-)
+    gaps = [max(losses.values()) / min(losses.values()) - 1 for _, losses in past.evaluated]
+    window = [record for record, _ in past.evaluated]
+    away = _numbers(window, worst, "distance_to_mean")
+    grows = len(away) == GAP_EVALUATIONS and away[-1] > away[0]
+    if grows and min(gaps) >= GAP and gaps[-1] >= gaps[0]:
+        yield past.sign(
+            "trainers diverge",
+            f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
+            f"{losses[best]:.4f} of trainer {best}, and its parameters are {away[-1]:.1%} away "
+            f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago these were "
+            f"{gaps[0]:.0%} and {away[0]:.1%}",
+            "One trainer may be stuck or unstable; a merge of models so far apart can be worse "
+            "than either",
+            "Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
+            since=window[0],
+        )
 
 
 def _numbers(records: Sequence[Record], trainer: int, name: str) -> list[float]:
