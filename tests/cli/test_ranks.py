@@ -436,7 +436,7 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(
     [
         (
             ["diloco", "--ranks", "3"],
-            "3 ranks cannot share 2 workers; start 1 or 2 ranks, or ask for more workers",
+            "3 ranks cannot share 2 workers; start at most 2 ranks, or ask for more workers",
         ),
         (["diloco", "--ranks", "0"], "--ranks must be >= 1, got 0"),
         (["diloco", "--ranks", "2", "--run.token", "5"], "did you mean 'tokens'?"),
@@ -444,14 +444,14 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(
             ["diloco", "--ranks", "3", "--placement.shard_size", "2"],
             (
                 "3 ranks cannot share 2 workers with placement.shard_size 2 and "
-                "placement.replica_size 1; start 2 or 4 ranks"
+                "placement.replica_size 1; start at most 4 ranks, a multiple of 2"
             ),
         ),
         (
             ["diloco", "--placement.shard_size", "2"],
             (
                 "1 ranks cannot share 2 workers with placement.shard_size 2 and "
-                "placement.replica_size 1; start 2 or 4 ranks"
+                "placement.replica_size 1; start at most 4 ranks, a multiple of 2"
             ),
         ),
         (

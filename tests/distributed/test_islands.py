@@ -399,20 +399,35 @@ def test_island_shapes(
 @pytest.mark.parametrize(
     ("ranks", "workers", "sizes", "message"),
     [
-        (3, 2, (1, 1), "3 ranks cannot share 2 workers; start 1 or 2 ranks"),
+        (3, 2, (1, 1), "3 ranks cannot share 2 workers; start at most 2 ranks, or ask"),
         (
             3,
             4,
             (2, 1),
             (
                 "3 ranks cannot share 4 workers with placement.shard_size 2 and "
-                "placement.replica_size 1; start 2 or 4 or 6 or 8 ranks"
+                "placement.replica_size 1; start at most 8 ranks, a multiple of 2, or"
             ),
         ),
-        (8, 2, (2, 1), "8 ranks cannot share 2 workers with .*; start 2 or 4 ranks"),
-        (1, 1, (2, 2), "1 ranks cannot share 1 worker with .*; start 4 ranks"),
-        (3, 2, (1, 0), "3 ranks cannot share 2 workers with .*; start 1 or 2 or 4 or 6 or 8 ranks"),
-        (3, 1, (2, 0), "3 ranks cannot share 1 worker with .*; start 2 or 4 or 6 or 8 ranks"),
+        (
+            8,
+            2,
+            (2, 1),
+            "8 ranks cannot share 2 workers with .*; start at most 4 ranks, a multiple of 2",
+        ),
+        (
+            1,
+            1,
+            (2, 2),
+            "1 ranks cannot share 1 worker with .*; start at most 4 ranks, a multiple of 4",
+        ),
+        (
+            3,
+            2,
+            (1, 0),
+            "3 ranks cannot share 2 workers with .*; start a multiple of 2 ranks, or ask",
+        ),
+        (3, 1, (2, 0), "3 ranks cannot share 1 worker with .*; start a multiple of 2 ranks"),
     ],
 )
 def test_ranks_that_cannot_hold_the_workers(

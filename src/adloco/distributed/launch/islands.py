@@ -1,10 +1,5 @@
 """Divides ranks into islands, each of which serves one or more workers."""
 
-MOST_RANKS = 1 << 16
-"""Larger numbers of ranks are not proposed."""
-CHOICES_SHOWN = 6
-"""Number of possible rank counts that an error names, the nearest ones."""
-
 
 def island_shape(
     count: int, num_workers: int, shard_size: int, replica_size: int
@@ -23,41 +18,23 @@ def island_shape(
     Raises:
         ValueError: That many ranks cannot share the workers in islands of these sizes.
     """
-    shape = _shape(count, num_workers, shard_size, replica_size)
-    if shape is None:
-        most = (
-            num_workers
-            * max(shard_size, 1)
-            * max(replica_size, 1)
-            * (1 if shard_size and replica_size else max(4, count))
-        )
-        possible = [
-            ranks
-            for ranks in range(1, min(most, MOST_RANKS) + 1)
-            if _shape(ranks, num_workers, shard_size, replica_size)
-        ]
-        nearest = sorted(sorted(possible, key=lambda ranks: abs(ranks - count))[:CHOICES_SHOWN])
-        workers = f"{num_workers} workers" if num_workers > 1 else "1 worker"
-        sizes = (
-            f" with placement.shard_size {shard_size} and placement.replica_size {replica_size}"
-            if (shard_size, replica_size) != (1, 1)
-            else ""
-        )
-        advice = f"start {' or '.join(map(str, nearest))} ranks" if nearest else "lower these sizes"
-        raise ValueError(
-            f"{count} ranks cannot share {workers}{sizes}; {advice}, or ask for more workers"
-        )
-    return shape
-
-
-def _shape(
-    count: int, num_workers: int, shard_size: int, replica_size: int
-) -> tuple[int, int] | None:
-    spare = max(1, count // (num_workers * max(shard_size, replica_size, 1)))
+    fixed = max(shard_size, 1) * max(replica_size, 1)
+    most = num_workers * fixed
+    spare = max(1, count // most)
     shards, replicas = shard_size or spare, replica_size or spare
-    fits = (
-        count >= 1
-        and count % (shards * replicas) == 0
-        and count // (shards * replicas) <= num_workers
+    size = shards * replicas
+    if count % size == 0 and count // size <= num_workers:
+        return shards, replicas
+    sizes = (
+        f" with placement.shard_size {shard_size} and placement.replica_size {replica_size}"
+        if (shard_size, replica_size) != (1, 1)
+        else ""
     )
-    return (shards, replicas) if fits else None
+    if 0 in (shard_size, replica_size):
+        possible = f"a multiple of {most} ranks"
+    else:
+        possible = f"at most {most} ranks" + (f", a multiple of {fixed}" if fixed > 1 else "")
+    raise ValueError(
+        f"{count} ranks cannot share {num_workers} {'worker' if num_workers == 1 else 'workers'}"
+        f"{sizes}; start {possible}, or ask for more workers"
+    )
