@@ -34,6 +34,7 @@ from adloco.distributed.placement.threads import (
     set_up_matrix_products,
 )
 from adloco.distributed.traffic import Bytes, Traffic
+from adloco.errors import require
 
 TIMEOUT_SECONDS = 600.0
 """Lateness of a rank that is allowed by default; see `longest_wait`."""
@@ -323,20 +324,15 @@ class Placement:
 
         mine: Shape and type of each tensor on this rank, by name.
         """
-        first = broadcast_state(mine)
-        differing = [name for name in {**first, **mine} if first.get(name) != mine.get(name)]
-        found = -int(self.largest(-self.rank if differing else -self.num_ranks))
-        if found == self.num_ranks:
-            return
-        name = differing[0] if differing else ""
-        raise ValueError(
-            broadcast_state(
-                "build_model must make the same model on every rank, but "
-                f"{name} is {first.get(name, 'absent')} on rank 0 and {mine.get(name, 'absent')} "
-                f"on rank {self.rank}",
-                found,
-            )
-        )
+        first, *others = all_states(mine)
+        for rank, theirs in enumerate(others, start=1):
+            for name in {**first, **theirs}:
+                expected, found = (each.get(name, "absent") for each in (first, theirs))
+                require(
+                    expected == found,
+                    "build_model must make the same model on every rank, but "
+                    f"{name} is {expected} on rank 0 and {found} on rank {rank}",
+                )
 
     def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
         """The ranks of this island that have the same values as this one; None if it is alone.
