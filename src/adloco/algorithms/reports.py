@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from adloco.rules.chosen import Change
@@ -175,20 +174,3 @@ class RoundReport:
             f"<round {self.round}: {self.samples:,} samples, train loss {self.train_loss:.4f}, "
             f"batch of each trainer {batches}, {self.syncs} syncs, {len(self.merges)} merges>"
         )
-
-    def _repr_html_(self) -> str:
-        """A table with a row for each trainer, for notebooks."""
-        names = ("trainer", "workers", "requested_batch", "trainer_batch", "noise_scale")
-        head = "".join(f"<th>{name}</th>" for name in (*names, "train_loss"))
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{_short(getattr(row, name))}</td>' for name in names)}"
-            f"<td>{row.train_loss:.4f}</td></tr>"
-            for row in self.trainers
-        )
-        said = escape(repr(self)[1:-1])
-        return f"<table><caption>{said}</caption><tr>{head}</tr>{rows}</table>"
-
-
-def _short(value: float | None) -> str:
-    """A number in few digits; a dash for None."""
-    return "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
