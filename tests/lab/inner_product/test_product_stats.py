@@ -11,6 +11,7 @@ from adloco import BatchGuards, NormTest, SwitchMode, TensorSource
 from adloco.distributed.testing import run_on_ranks
 from adloco.lab.inner_product import product_stats
 from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, InnerProductTest
+from adloco.lab.inner_product.product_stats import products_with
 from adloco.rules.batch_rules.batch_rule import Estimator
 from tests.algorithms.test_adloco import normed, running_statistics
 from tests.algorithms.test_dropout import Dropping, loss
@@ -21,6 +22,7 @@ from tests.algorithms.test_statistics import (
     trains_as_without,
 )
 from tests.distributed import scenarios
+from tests.distributed.test_gradients import Tied, flat_gradient, loss_of
 from tests.distributed.test_ranks import assert_same, same_anywhere
 from tests.problems import make_run, sgd, tokens
 
@@ -155,3 +157,13 @@ def test_every_placement(replicas: int) -> None:
     scenarios.ISLAND[:] = 1, 1
     here = one_trainer(1) if replicas == 1 else scenarios.result(alone(), 3)
     assert_same(same_anywhere(placed), same_anywhere(here))
+
+
+def test_inner_products_with_a_reference() -> None:
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(0, 11, (4, 5))
+    reference = [torch.randn_like(parameter) for parameter in model.parameters()]
+    flat = torch.cat([tensor.flatten() for tensor in reference]).double()
+    with products_with(list(model.parameters()), reference) as incoming:
+        loss_of(model, ids).backward()
+        assert abs(incoming.take() / float(flat_gradient(model, ids) @ flat) - 1) < 1e-6

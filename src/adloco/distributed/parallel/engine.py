@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import (
-    Block,
     GradientSums,
     Transform,
     gradients,
@@ -64,15 +63,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def incoming(
-        self, reference: Sequence[Tensor | None] | None = None
-    ) -> AbstractContextManager[GradientSums]:
-        """Sum |g|^2 of this rank's micro-batches while open, before gradients are reduced.
-
-        Args:
-            reference: A tensor for each trainable parameter, or None for zero. Sums the inner
-                product <g, reference> in place of |g|^2.
-        """
+    def incoming(self) -> AbstractContextManager[GradientSums]:
+        """Sum |g|^2 of this rank's micro-batches while open, before gradients are reduced."""
 
     @abstractmethod
     def adding(
@@ -89,17 +81,6 @@ class Engine(ABC):
 
         Raises:
             ValueError: Shards would have to add up gradients that some parameters do not have.
-        """
-
-    @abstractmethod
-    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
-        """This rank's part of the Gram matrix (see `gram`) of a block of a matrix.
-
-        The parts of the island's ranks add up to the Gram matrix. Called on all of them.
-
-        Args:
-            matrix: A matrix that is sharded like a parameter.
-            block: The part of it.
         """
 
     def norm_sq_part(self) -> Tensor:

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from adloco.distributed.device_memory import trim_host_memory
-from adloco.distributed.dtensor import first_element, gathered_whole, local
+from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
-    Block,
     GradientSums,
     Transform,
     squares,
@@ -82,8 +81,7 @@ class ShardedModel(Engine):
         return nullcontext()
 
     @contextmanager
-    def incoming(self, reference: Sequence[Tensor | None] | None = None) -> Iterator[GradientSums]:
-        assert reference is None, "inner products need whole gradients; AdLoCo refuses them"
+    def incoming(self) -> Iterator[GradientSums]:
         norms = GradientSums()
         for reduce in self._reduces:
             reduce.norms = norms
@@ -104,19 +102,6 @@ class ShardedModel(Engine):
                 reduce.added = None
         if self.replicas > 1:
             self._island.add_up(totals, self._island.mesh.get_group(0))
-
-    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
-        (rows, columns), own = block, local(matrix)
-        first = first_element(matrix) // matrix.shape[1]
-        begin, end = (min(max(row - first, 0), len(own)) for row in (rows.start, rows.stop))
-        mine, height = own[begin:end, columns], rows.stop - rows.start
-        if height >= columns.stop - columns.start:
-            return mine.mT @ mine / self.replicas
-        # Products of rows on different ranks: there is no sum over the shards.
-        self._island.traffic.inside += num_bytes([matrix])
-        part, above = own.new_zeros(height, height), first + begin - rows.start
-        part[above : above + len(mine)] = mine @ gathered_whole(matrix)[block].mT
-        return part / self.replicas
 
     def after_evaluation(self) -> None:
         # FSDP2 keeps its root gathered, and would use it again after the shards have changed.

@@ -7,7 +7,7 @@ second copy of the gradients. Sums are in float64.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -70,11 +70,6 @@ def squares(tensor: Tensor) -> Tensor:
     return norm.square()
 
 
-def gram(matrix: Tensor) -> Tensor:
-    """The inner products of the rows of a matrix, or of its columns if these are not more."""
-    return matrix @ matrix.mT if matrix.size(0) < matrix.size(1) else matrix.mT @ matrix
-
-
 class GradientSums:
     """Adds up numbers that are computed from incoming gradients."""
 
@@ -92,44 +87,15 @@ class GradientSums:
 
 
 @contextmanager
-def incoming_gradients(
-    parameters: Sequence[Tensor], reference: Sequence[Tensor | None] | None = None
-) -> Iterator[GradientSums]:
-    """Sum |g|^2 of every incoming gradient of these parameters while open.
-
-    Args:
-        parameters: The parameters whose gradients are watched.
-        reference: A tensor for each parameter, or None for zero. Sums the inner product
-            <g, reference> in place of |g|^2.
-    """
+def incoming_gradients(parameters: Sequence[Tensor]) -> Iterator[GradientSums]:
+    """Sum |g|^2 of every incoming gradient of these parameters while open."""
     sums = GradientSums()
-
-    def see(index: int, gradient: Tensor) -> None:
-        if reference is None:
-            sums.add(squares(gradient))
-        elif (other := reference[index]) is not None:
-            sums.add((gradient.double() * other.detach().double()).sum())
-
-    with _watched(parameters, see):
+    with watched(parameters, lambda index, gradient: sums.add(squares(gradient))):
         yield sums
 
 
-def added_gradients(
-    parameters: Sequence[Tensor], totals: Sequence[Tensor], transform: Transform | None = None
-) -> AbstractContextManager[None]:
-    """Add every incoming gradient also to the total of its parameter while open.
-
-    transform: What is added in place of the gradient; None: the gradient.
-    """
-
-    def see(index: int, gradient: Tensor) -> None:
-        totals[index].add_(transform(index, gradient) if transform else gradient)
-
-    return _watched(parameters, see)
-
-
 @contextmanager
-def _watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], None]) -> Iterator[None]:
+def watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], object]) -> Iterator[None]:
     """Call a function with each parameter's index and incoming gradient while open."""
 
     def hook(index: int, gradient: Tensor) -> None:

@@ -59,7 +59,7 @@ class MatrixOwners:
             replicas: The ranks that have the same part of each matrix; None: this one alone.
             shards: The ranks that together have one replica; None: this one alone.
         """
-        self._traffic = traffic
+        self.traffic = traffic
         self._replicas = replicas
         self._shards = shards
 
@@ -133,7 +133,7 @@ class MatrixOwners:
         ]
         if group is None:
             return received, []
-        self._traffic.inside += num_bytes([*sent[:me], *sent[me + 1 :]])
+        self.traffic.inside += num_bytes([*sent[:me], *sent[me + 1 :]])
         return received, start_all_to_all(sent, received, group)
 
 

@@ -15,12 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
-    Block,
     GradientSums,
     Transform,
-    added_gradients,
-    gram,
     incoming_gradients,
+    watched,
 )
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
@@ -79,20 +77,18 @@ class WholeModel(Engine):
                 "freeze them (requires_grad False), or use shards"
             )
 
-    def incoming(
-        self, reference: Sequence[Tensor | None] | None = None
-    ) -> AbstractContextManager[GradientSums]:
-        return incoming_gradients(self._parameters, reference)
+    def incoming(self) -> AbstractContextManager[GradientSums]:
+        return incoming_gradients(self._parameters)
 
     @contextmanager
     def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:
-        with added_gradients(self._parameters, totals, transform):
+        def see(index: int, gradient: Tensor) -> None:
+            totals[index].add_(transform(index, gradient))
+
+        with watched(self._parameters, see):
             yield
         if self._island:
             self._island.add_up(totals, self._island.group)
-
-    def gram_part(self, matrix: Tensor, block: Block) -> Tensor:
-        return gram(matrix[block]) / self.replicas
 
     def after_evaluation(self) -> None:
         return

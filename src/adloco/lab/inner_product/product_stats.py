@@ -7,8 +7,8 @@ Beside |g_j|^2 they need <g_j, gbar>, which takes a second pass over the groups 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from adloco.algorithms.gradient_stats import MeasuredStep, Passes
 from adloco.algorithms.model_state import copy_all
 from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.engine import Engine
-from adloco.distributed.parallel.gradient_norms import added_gradients
+from adloco.distributed.parallel.gradient_norms import GradientSums, watched
 from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, InnerProductTest
 from adloco.lab.inner_product.inner_variance import plug_in, unbiased
 from adloco.rules.batch_rules.batch_rule import Estimator
@@ -72,9 +72,12 @@ class ProductStep(MeasuredStep):
         """Compute the step's gradients and statistics; see `Measurement.backward`."""
         even = self._sums() if self.estimator == "unbiased" else []
 
+        def add(index: int, gradient: Tensor) -> None:
+            even[index].add_(gradient)
+
         def during(group: int) -> AbstractContextManager[None]:
             kept = bool(even) and group % 2 == 0
-            return added_gradients(self.params, even) if kept else nullcontext()
+            return watched(self.params, add) if kept else nullcontext()
 
         losses, own = self.with_norms(during)
         self._average_even(even)
@@ -107,7 +110,7 @@ class ProductStep(MeasuredStep):
         references: list[Sequence[Tensor | None]] = [means, *([even] if even else [])]
         products = [self.zeros() for _ in references]
         with ExitStack() as stack:
-            sums = [stack.enter_context(self.engine.incoming(other)) for other in references]
+            sums = [stack.enter_context(products_with(self.params, each)) for each in references]
             self._set_gradients(itertools.repeat(None))
             for group, _ in itertools.zip_longest(self.own_groups, self.passes(self.plan)):
                 for row, incoming in zip(products, sums, strict=True):
@@ -134,3 +137,21 @@ class ProductStep(MeasuredStep):
     def _set_gradients(self, gradients: Iterable[Tensor | None]) -> None:
         for parameter, gradient in zip(self.params, gradients, strict=False):
             parameter.grad = gradient
+
+
+@contextmanager
+def products_with(
+    parameters: Sequence[Tensor], reference: Sequence[Tensor | None]
+) -> Iterator[GradientSums]:
+    """Sum the inner product <g, reference> of every incoming gradient g while open.
+
+    reference: A tensor for each parameter, or None for zero.
+    """
+    sums = GradientSums()
+
+    def see(index: int, gradient: Tensor) -> None:
+        if (other := reference[index]) is not None:
+            sums.add((gradient.double() * other.detach().double()).sum())
+
+    with watched(parameters, see):
+        yield sums

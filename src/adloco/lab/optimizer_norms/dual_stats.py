@@ -29,9 +29,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adloco.algorithms.gradient_stats import Passes
-from adloco.distributed.dtensor import local, zeros_like
+from adloco.distributed.dtensor import (
+    first_element,
+    gathered_whole,
+    is_sharded,
+    local,
+    zeros_like,
+)
 from adloco.distributed.parallel.engine import Engine
-from adloco.distributed.parallel.gradient_norms import Block, gram
+from adloco.distributed.parallel.gradient_norms import Block
+from adloco.distributed.traffic import num_bytes
 from adloco.lab.optimizer_norms.batch_rules import StepNormTest
 from adloco.lab.optimizer_norms.dual_norms import DualNorms, by_elements, by_singular_values
 from adloco.lab.optimizer_norms.step_geometry import MeasuredBlock, StepGeometry
@@ -139,7 +146,7 @@ class DualStep:
             if gradient is None:
                 continue
             pair = gradient.to(contrast.dtype), contrast
-            parts = [self.engine.gram_part(matrix, each.block) for matrix in pair]
+            parts = [gram_part(self.engine, matrix, each.block) for matrix in pair]
             stacked = torch.stack([own_sum, *parts])
             self.engine.average([stacked])
             stacked *= self.plan.ranks
@@ -197,6 +204,36 @@ class _Groups:
         for block, total in self._of[index]:
             total.add_(gram(value[block]), alpha=weight)
         return value * self._factors[self.current % 2]
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """The inner products of the rows of a matrix, or of its columns if these are not more."""
+    return matrix @ matrix.mT if matrix.size(0) < matrix.size(1) else matrix.mT @ matrix
+
+
+def gram_part(engine: Engine, matrix: Tensor, block: Block) -> Tensor:
+    """This rank's part of the Gram matrix (see `gram`) of a block of a matrix.
+
+    The parts of the island's ranks add up to the Gram matrix. Called on all of them.
+
+    Args:
+        engine: The worker's model on the ranks of its island.
+        matrix: A matrix that is sharded like a parameter.
+        block: The part of it.
+    """
+    if not is_sharded(matrix):
+        return gram(matrix[block]) / engine.replicas
+    (rows, columns), own = block, local(matrix)
+    first = first_element(matrix) // matrix.shape[1]
+    begin, end = (min(max(row - first, 0), len(own)) for row in (rows.start, rows.stop))
+    mine, height = own[begin:end, columns], rows.stop - rows.start
+    if height >= columns.stop - columns.start:
+        return mine.mT @ mine / engine.replicas
+    # Products of rows on different ranks: there is no sum over the shards.
+    engine.owners.traffic.inside += num_bytes([matrix])
+    part, above = own.new_zeros(height, height), first + begin - rows.start
+    part[above : above + len(mine)] = mine @ gathered_whole(matrix)[block].mT
+    return part / engine.replicas
 
 
 def root_traces(covariances: Tensor) -> Tensor:
