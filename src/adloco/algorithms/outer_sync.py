@@ -159,18 +159,6 @@ class OuterSync:
                     # In bf16 the copy has lost up to 1/256 of each value; it is sent next time.
                     residual.copy_(worker.to(start.dtype) - start)
 
-    def fragment_of(self, fragment: int, replica: Replica) -> tuple[list[Tensor], list[Tensor]]:
-        """The global parameters of a fragment as a worker received them, rounded to its type, and
-        the worker's own.
-        """
-        params = self._pick(fragment, replica.params)
-        start = self._pick(fragment, self.global_params)
-        return [rounded_origin(one, own) for one, own in zip(start, params, strict=True)], params
-
-    def restart(self, fragment: int, replica: Replica) -> None:
-        """Set a fragment of a worker to the global parameters, so that it has nothing to send."""
-        copy_all(self._pick(fragment, self.global_params), self._pick(fragment, replica.params))
-
     def average_buffers(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
     ) -> None:

@@ -1,8 +1,6 @@
 """Settings that a stage may change while a run trains, and the record of a change."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from adloco.rules.switch import SwitchMode
 
@@ -23,11 +21,6 @@ class Chosen:
     def switch(self, settings: SwitchMode) -> SwitchMode:
         """Switch mode with the numbers in force."""
         return replace(settings.at_most(self.pass_limit), multiplier=self.multiplier)
-
-    def after(self, changes: Iterable["Change"]) -> "Chosen":
-        """The numbers with these changes."""
-        values: dict[str, Any] = {change.setting: change.after for change in changes}
-        return replace(self, **values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,22 +101,18 @@ class Streaming:
         Raises:
             ValueError: The model has too few layers, or a round too few steps, for these settings.
         """
-        count, most = len(layers), sync_every // self.fragments - 1
+        count = len(layers)
         require(
             self.fragments <= count,
             f"streaming.fragments must be <= {count}, the layers of this model, got "
             f"{self.fragments}",
         )
         require(
-            self.fragments <= sync_every,
-            f"streaming.fragments must be <= method.sync_every = {sync_every}, got "
-            f"{self.fragments}",
+            self.fewest_steps <= sync_every,
+            f"method.sync_every must be >= {self.fewest_steps} with streaming.fragments = "
+            f"{self.fragments} and streaming.tau = {self.tau}, so that a fragment has arrived "
+            f"before the next one is sent, got {sync_every}",
         )
-        why = (
-            f"less than method.sync_every // streaming.fragments = {sync_every} // "
-            f"{self.fragments}, so that a fragment has arrived before the next one is sent"
-        )
-        require(self.tau <= most, f"streaming.tau must be <= {most}, {why}, got {self.tau}")
         homes = [
             layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count
             for layer in range(count)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from adloco.lab.auto.controller import AutoController, MeasuredRound
+from adloco.lab.auto.controller import AutoController, MeasuredRound, changed
 from adloco.lab.auto.option import Auto
 from adloco.rules.batch_rules.batch_rule import Estimator
 from adloco.rules.batch_rules.norm_test import NormTest
@@ -35,7 +35,7 @@ class Run:
 
     def update(self, measured: MeasuredRound, rounds_done: int) -> tuple[Change, ...]:
         changes = self.controller.update(self.chosen, measured, rounds_done)
-        self.chosen = self.chosen.after(changes)
+        self.chosen = changed(self.chosen, changes)
         return changes
 
 

@@ -4,7 +4,8 @@ What is best is in `least_time.py`; here is when and how far they change. The ch
 of the numbers of past rounds, which all ranks have, so that all ranks choose the same.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -153,7 +154,7 @@ class AutoController:
         if "eta" not in self._auto or not self._norm_test or not before or not noise_scale:
             return None
         batch = fastest_batch(noise_scale=noise_scale, seconds=seconds, sync_seconds=sync_seconds)
-        wanted = self._norm_test.eta_for(batch, noise_scale)
+        wanted = eta_for(batch, noise_scale, plug_in=self._norm_test.estimator == "plug-in")
         return Change(
             setting="eta",
             before=before,
@@ -190,6 +191,24 @@ class AutoController:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self._rounds = [MeasuredRound(**row) for row in state["rounds"]]
+
+
+def changed(chosen: Chosen, changes: Iterable[Change]) -> Chosen:
+    """The numbers in force with these changes."""
+    values: dict[str, Any] = {change.setting: change.after for change in changes}
+    return replace(chosen, **values)
+
+
+def eta_for(batch: float, noise_scale: float, *, plug_in: bool) -> float:
+    """The eta with which requests converge to a batch, if the noise scale stays the same.
+
+    Args:
+        batch: In samples; may be 0 or infinite.
+        noise_scale: B, in samples.
+        plug_in: True for the plug-in form of the norm test.
+    """
+    bias = noise_scale if plug_in else 0.0
+    return math.sqrt(noise_scale / (batch + bias)) if batch + bias > 0 else math.inf
 
 
 def paced(before: float, wanted: float, lowest: float, highest: float) -> float:

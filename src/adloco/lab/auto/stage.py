@@ -12,7 +12,7 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage
 from adloco.algorithms.state_parts import RUN
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.lab.auto.controller import AutoController, MeasuredRound
+from adloco.lab.auto.controller import AutoController, MeasuredRound, changed
 from adloco.lab.auto.option import Auto
 from adloco.rules.batch_rules.norm_test import NormTest
 
@@ -44,7 +44,7 @@ class AutoStage(Stage):
         fits = self._parts.placement.ranks_per_worker * self._parts.batching.switch.b_max
         measured = measured_round(tasks, done, report.trainers, fits)
         changes = self._controller.update(self._state.chosen, measured, report.round)
-        self._state.chosen = self._state.chosen.after(changes)
+        self._state.chosen = changed(self._state.chosen, changes)
         return replace(report, changes=(*report.changes, *changes))
 
     def state_parts(self) -> Mapping[str, Any]:

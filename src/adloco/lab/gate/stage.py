@@ -9,7 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from adloco.algorithms.model_state import copy_all
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
@@ -20,6 +22,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.trainer_distance import sketch
 from adloco.algorithms.worker import Worker
 from adloco.algorithms.worker_round import WorkerRound
+from adloco.distributed.comm.buckets import rounded_origin
 from adloco.distributed.placement.placement import Placement
 from adloco.lab.gate.option import SMALLEST, Gate, Verdict
 from adloco.rules.sync_schedule import SyncEvent
@@ -76,7 +79,7 @@ class GateStage(Stage):
         }
         for worker in here:
             if verdicts[worker.id].left_out:
-                owners[worker.id].outer.restart(fragment, worker.replica)
+                copy_all(*_of_fragment(worker, owners[worker.id], fragment))
         return verdicts
 
     def report(
@@ -119,8 +122,18 @@ class GateStage(Stage):
 @torch.no_grad()
 def _sketched(worker: Worker, trainer: Trainer, fragment: int, placement: Placement) -> list[float]:
     """The sketch of a worker's pseudo-gradient, the difference of two sketches."""
-    start, params = trainer.outer.fragment_of(fragment, worker.replica)
+    start, params = _of_fragment(worker, trainer, fragment)
+    start = [rounded_origin(one, own) for one, own in zip(start, params, strict=True)]
     if worker.engine.rank >= placement.shards:  # Further ranks of an island are replicas.
         start, params = [], []
     whole = sketch(start, placement.device) - sketch(params, placement.device)
     return worker.engine.sum(whole.tolist())
+
+
+def _of_fragment(
+    worker: Worker, trainer: Trainer, fragment: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The global parameters of a fragment, and a worker's own."""
+    outer, own = trainer.outer, worker.replica.params
+    indices = outer.fragments[fragment]
+    return [outer.global_params[index] for index in indices], [own[index] for index in indices]

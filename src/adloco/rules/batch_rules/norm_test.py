@@ -1,6 +1,5 @@
 """The norm test: a batch for a given relative error of the gradient."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,13 +48,3 @@ class NormTest:
         norm_sq = estimated_norm_sq(estimate, self.estimator)
         eta = self.eta if point.eta is None else point.eta
         return samples_needed(estimate.grad_variance, eta, norm_sq)
-
-    def eta_for(self, batch: float, noise_scale: float) -> float:
-        """The eta with which requests converge to a batch, if the noise scale stays the same.
-
-        Args:
-            batch: In samples; may be 0 or infinite.
-            noise_scale: B, in samples.
-        """
-        bias = noise_scale if self.estimator == "plug-in" else 0.0
-        return math.sqrt(noise_scale / (batch + bias)) if batch + bias > 0 else math.inf
