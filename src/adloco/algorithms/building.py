@@ -105,8 +105,7 @@ def build_workers(
         test=batching.test,
         execution=execution,
         device=placement.device,
-        with_residuals=syncing.residuals != "none",
-        memory=syncing.memory,
+        syncing=syncing,
     )
     here = placement.local(method.living_workers)
     copies = [model, *(copy.deepcopy(model) for _ in here[1:])]

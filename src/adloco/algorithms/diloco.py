@@ -83,8 +83,7 @@ class DiLoCo:
         )
         for model in self.models:
             copy_all(start, all_tensors(model))
-        residuals_in = self._syncing.memory if self._syncing.residuals != "none" else None
-        self._replicas = [Replica.of(model, residuals_in) for model in self.models]
+        self._replicas = [Replica.of(model, self._syncing.residuals_in) for model in self.models]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
         """Samples of each model: a list for each fragment since it was sent last, and one list

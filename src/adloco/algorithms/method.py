@@ -250,6 +250,11 @@ class Syncing:
         """Place where workers keep residuals (values that a sync leaves unsent); none: not kept."""
         return self.feedback.place(self.wire)
 
+    @property
+    def residuals_in(self) -> OuterMemory | None:
+        """Memory of residuals; None if workers keep none."""
+        return None if self.residuals == "none" else self.memory
+
     def diverges(self, num_workers: int) -> bool:
         """True if this many workers of a trainer have different parameters between rounds."""
         return self.streaming.replicas_diverge or (self.residuals == "params" and num_workers > 1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, measurement_of
-from adloco.algorithms.method import Execution, GradientTest, OuterMemory, Problem
+from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, load_optimizer, state_buffers
 from adloco.algorithms.muon_step import Muon
@@ -25,7 +25,7 @@ from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.device import autocast, to_device
-from adloco.distributed.dtensor import copied
+from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
 from adloco.errors import NonFiniteLossError
@@ -45,10 +45,9 @@ class InnerSettings:
     test: GradientTest
     execution: Execution
     device: torch.device
-    with_residuals: bool
-    """True if a worker keeps what a lossy sync did not send, and sends it at the next."""
-    memory: OuterMemory
-    """Place of residuals, and of parameters that are swapped out for an evaluation."""
+    syncing: Syncing
+    """It decides whether workers keep residuals, and where these are, as well as parameters that
+    are swapped out for an evaluation."""
 
 
 class Worker:
@@ -64,7 +63,7 @@ class Worker:
     ) -> None:
         self.id = worker
         self.model = model
-        self.replica = Replica.of(model, settings.memory if settings.with_residuals else None)
+        self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
         self.optimizers = list(inner(model))
         for optimizer in self.optimizers:
@@ -232,9 +231,11 @@ class Worker:
         """
 
         def compute(plan: BatchPlan) -> Tensor:
-            if testing:
-                return self._backward_with_moments(plan)
-            return torch.stack(list(self._micro_steps(plan)))
+            if not testing:
+                return torch.stack(list(self._micro_steps(plan)))
+            losses, moments = self._measurement.backward(plan, self._micro_steps, self.engine)
+            self.round.moments += moments
+            return losses
 
         def undo() -> None:
             self._drop_gradients()
@@ -274,12 +275,6 @@ class Worker:
             self._settings.device,
         )
 
-    def _backward_with_moments(self, plan: BatchPlan) -> Tensor:
-        """Compute the gradients, add the step's moments to the round's, and return the losses."""
-        losses, moments = self._measurement.backward(plan, self._micro_steps, self.engine)
-        self.round.moments += moments
-        return losses
-
     def _drop_gradients(self) -> None:
         for parameter in self.replica.params:
             parameter.grad = None
@@ -293,8 +288,8 @@ class Worker:
     def swapped_params(self, params_and_buffers: Sequence[Tensor]) -> Iterator[None]:
         """Put these parameters and buffers into the model while the context lasts."""
         live = [*self.replica.params, *self.replica.buffers]
-        place = self._settings.memory.place(self._settings.device)
-        own = [copied(tensor, device=place) for tensor in live]
+        memory = self._settings.syncing.memory
+        own = [copied(tensor, device=memory.place(local(tensor).device)) for tensor in live]
         copy_all(params_and_buffers, live)
         try:
             yield

@@ -203,9 +203,9 @@ class BatchController:
             "requested_batch": self.requested_batch,
             "samples": self._samples,
             "measured": asdict(self.measured) if self.measured else None,
-            "variance": self._variance.to_numbers(),
-            "norm": self._norm.to_numbers(),
-            "inner": self._inner.to_numbers(),
+            "variance": asdict(self._variance),
+            "norm": asdict(self._norm),
+            "inner": asdict(self._inner),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -213,6 +213,6 @@ class BatchController:
         self._samples = state["samples"]
         measured = state["measured"]
         self.measured = GradientEstimate(**measured) if measured else None
-        self._variance = Level.from_numbers(state["variance"])
-        self._norm = Level.from_numbers(state["norm"])
-        self._inner = Level.from_numbers(state["inner"])
+        self._variance = Level(**state["variance"])
+        self._norm = Level(**state["norm"])
+        self._inner = Level(**state["inner"])

@@ -13,8 +13,8 @@ is measured: the spread of the tests of a round.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 VAGUE = 9.0
 """Variance of the logarithm before the first test: a factor of 20 up or down."""
@@ -135,17 +135,6 @@ class Level:
         found = dof * spread / square if square > 0 else 0.0  # A square may underflow.
         # Tests that repeat exactly would make it vanish in the end.
         return max((found + before) / (dof + PAST_TESTS), LEAST_NOISE)
-
-    def to_numbers(self) -> list[float | None]:
-        """State of the filter, for a checkpoint."""
-        return list(astuple(self))
-
-    @staticmethod
-    def from_numbers(numbers: Sequence[float | None]) -> "Level":
-        """The inverse of `to_numbers`."""
-        log_mean, log_variance, test_variance = numbers
-        assert log_variance is not None and test_variance is not None
-        return Level(log_mean=log_mean, log_variance=log_variance, test_variance=test_variance)
 
 
 def merged(levels: Mapping[int, Level], weights: Mapping[int, float], added: float) -> Level:

@@ -43,8 +43,7 @@ class ProbeWorker:
             test=replace(recipe.test, steps=1, step="first"),
             execution=Execution(autocast=opened.precision, seed=recipe.run.seed, clock=clock),
             device=self._device,
-            with_residuals=recipe.keeps_residuals,
-            memory=recipe.outer_memory,
+            syncing=recipe.syncing,
         )
         model = builder()
         engine = placement.engine(model, recipe.run.compile, builder.filling)

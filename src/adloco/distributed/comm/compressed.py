@@ -39,7 +39,8 @@ class CompressedSum:
         self._given, self._wire, self._islands = given, wire, islands
         self._like = given.per_worker[0]
         self._buckets = bucket_indices(self._like)
-        self.stats = SumStats.zero(len(given.weights))
+        workers = len(given.weights)
+        self.stats = SumStats([0.0] * workers, [0.0] * workers, [0.0] * workers)
         self._rows = [self._rows_of(indices) for _, indices in self._buckets]
         self._blocks = [
             self._encoded(indices, rows, islands.counts(sharded))

@@ -72,7 +72,8 @@ class PlainSum:
             if islands.num_workers > 1 and islands.owns(sharded):
                 sent_bytes += num_bytes([mine[:1]]) * workers
             self._buckets.append((sharded, indices, buckets.shape[1], mine[0]))
-        self.stats = SumStats.lossless(norms_sq)
+        sent_sq = norms_sq.tolist()
+        self.stats = SumStats(wanted_sq=sent_sq, sent_sq=sent_sq, error_sq=[0.0] * workers)
         self.stats.num_bytes = islands.traffic.add(sent_bytes, ring(islands.num_workers))
 
     def _start(

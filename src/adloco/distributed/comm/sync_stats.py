@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from torch import Tensor
-
 
 @dataclass
 class SumStats:
@@ -30,19 +28,6 @@ class SumStats:
     """Seconds that the sum was in flight, filling included if it did not run in the background."""
     hidden_seconds: float = 0.0
     """The part of these seconds for which nobody waited."""
-
-    @staticmethod
-    def zero(num_workers: int) -> "SumStats":
-        """Statistics of workers that sent nothing."""
-        return SumStats([0.0] * num_workers, [0.0] * num_workers, [0.0] * num_workers)
-
-    @staticmethod
-    def lossless(sent_sq: Tensor) -> "SumStats":
-        """Statistics of workers that sent without loss.
-
-        sent_sq: The squared norms of what they sent, shape (workers,).
-        """
-        return SumStats(sent_sq.tolist(), sent_sq.tolist(), [0.0] * len(sent_sq))
 
     def of_workers(self, ranks: int) -> list["SyncStats"]:
         """This rank's part of each local worker's statistics.
