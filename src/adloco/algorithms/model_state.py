@@ -79,17 +79,17 @@ class Replica:
             return
         # Which one it is costs a reduction of many numbers, so it is asked only now.
         names = dict(zip(self.params, self.names, strict=True))
-        named = [(f"parameter {name}", parameter) for parameter, name in names.items()]
-        limit = LARGEST**2 / len(named)
-        if norm_sq < LARGEST**2:
-            named = [
-                (f"optimizer state {key} of parameter {names[parameter]}", tensor)
-                for parameter, key, tensor in states
-            ]
-            limit = math.inf
-        squares = add_up([squared_norm([tensor]) for _, tensor in named])
+        most = LARGEST**2 / len(names)
+        named = [(f"parameter {name}", parameter, most) for parameter, name in names.items()]
+        named += [
+            (f"optimizer state {key} of parameter {names[parameter]}", tensor, math.inf)
+            for parameter, key, tensor in states
+        ]
+        squares = add_up([squared_norm([tensor]) for _, tensor, _ in named])
         what = next(
-            what for (what, _), square in zip(named, squares, strict=True) if not square < limit
+            what
+            for (what, _, limit), square in zip(named, squares, strict=True)
+            if not square < limit
         )
         raise NonFiniteLossError(f"{what} is not finite in {where}; {ADVICE}")
 

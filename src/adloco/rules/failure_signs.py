@@ -133,12 +133,12 @@ class _Past:
         before = self.records[:-COSINE_ROUNDS][-1:]
         for row in (row for record in before for row in record["trainers"]):
             first = self.cosines.setdefault(row["trainer"], [])
-            if len(first) < COSINE_ROUNDS and _finite(row.get("cosine_similarity")):
+            if len(first) < COSINE_ROUNDS and is_finite(row.get("cosine_similarity")):
                 first.append(row["cosine_similarity"])
         losses = {
             row["trainer"]: row["val_loss"]
             for row in record["trainers"]
-            if _finite(row.get("val_loss")) and row["val_loss"] > 0
+            if is_finite(row.get("val_loss")) and row["val_loss"] > 0
         }
         if len(record["trainers"]) < 2:
             self.evaluated = []
@@ -255,7 +255,7 @@ def _of_batches(past: _Past, cap: int, trainer: int) -> Iterator[Sign]:
 def _of_run(past: _Past) -> Iterator[Sign]:
     """The signs of the whole run."""
     window = past.records[-2 * STALL_ROUNDS :]
-    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
+    losses = [record["train_loss"] for record in window if is_finite(record["train_loss"])]
     if len(losses) == 2 * STALL_ROUNDS:
         batches = [_trained(record) for record in window]
         before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
@@ -273,8 +273,8 @@ def _of_run(past: _Past) -> Iterator[Sign]:
             )
 
     window, start = past.records[-ABOVE_ROUNDS:], past.start
-    losses = [record["train_loss"] for record in window if _finite(record["train_loss"])]
-    known = past.rounds > ABOVE_ROUNDS == len(losses) and _finite(start) and start > 0
+    losses = [record["train_loss"] for record in window if is_finite(record["train_loss"])]
+    known = past.rounds > ABOVE_ROUNDS == len(losses) and is_finite(start) and start > 0
     if known and min(losses) > ABOVE_START * start:
         yield past.sign(
             "loss above its start",
@@ -317,7 +317,7 @@ def _numbers(records: Sequence[Record], trainer: int, name: str) -> list[float]:
         float(row[name])
         for record in records
         for row in record["trainers"]
-        if row["trainer"] == trainer and _finite(row.get(name))
+        if row["trainer"] == trainer and is_finite(row.get(name))
     ]
 
 
@@ -326,9 +326,10 @@ def _trained(record: Record) -> float:
     return sum(
         float(row["trainer_batch"])
         for row in record["trainers"]
-        if _finite(row.get("trainer_batch"))
+        if is_finite(row.get("trainer_batch"))
     )
 
 
-def _finite(number: Any) -> bool:
+def is_finite(number: Any) -> bool:
+    """True for a number that is there and finite."""
     return number is not None and math.isfinite(number)

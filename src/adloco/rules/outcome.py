@@ -1,8 +1,9 @@
 """Tells if a run ended better than it began, from its records (lines of metrics.jsonl)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from adloco.rules.failure_signs import is_finite
 
 ADVICE = "Begin again with a lower inner.lr or method.max_grad_norm, or look at the data"
 
@@ -17,9 +18,9 @@ def no_success(records: Sequence[Mapping[str, Any]]) -> str:
         return ""
     last = records[-1]
     evaluated: list[Any] = [record.get("val_loss") for record in records]
-    known = [loss for loss in evaluated if _finite(loss)]
-    if not _finite(last["train_loss"]) or (
-        evaluated[-1] is not None and not _finite(evaluated[-1])
+    known = [loss for loss in evaluated if is_finite(loss)]
+    if not is_finite(last["train_loss"]) or (
+        evaluated[-1] is not None and not is_finite(evaluated[-1])
     ):
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
     if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
@@ -28,7 +29,3 @@ def no_success(records: Sequence[Mapping[str, Any]]) -> str:
             f"{known[0]:.4f} in its first evaluation. {ADVICE}."
         )
     return ""
-
-
-def _finite(number: Any) -> bool:
-    return number is not None and math.isfinite(number)

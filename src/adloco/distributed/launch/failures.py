@@ -6,7 +6,6 @@ message from the store instead. Ranks that are stopped or frozen close no connec
 `process_group` may be given, notices them (elastic/watch.py).
 """
 
-import json
 import os
 import re
 import time
@@ -18,7 +17,8 @@ import torch.distributed as dist
 from adloco.distributed.launch.rank_store import Quorum, connect
 from adloco.errors import OtherRankError, RankFailureError
 
-KEY = "failure"
+KEY, OF_RANK = "failure", "rank-failure"
+"""Key of the first failure at the store; the word before its message if a rank has failed."""
 TOLD_SECONDS, MEET_SECONDS = 0.5, 0.02
 """Seconds to wait for what others know of a closed connection; seconds between two looks for ranks
 that are late.
@@ -126,13 +126,8 @@ def readable(message: str) -> str:
 
 def read_error(written: bytes) -> OtherRankError:
     """The error that a rank wrote to the store, whatever it wrote."""
-    text = written.decode(errors="replace")
-    try:
-        found = json.loads(text)
-        kind = RankFailureError if found["rank_failure"] is True else OtherRankError
-        return kind(readable(str(found["message"])))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return OtherRankError(readable(text))
+    kind, _, message = written.decode(errors="replace").partition(" ")
+    return (RankFailureError if kind == OF_RANK else OtherRankError)(readable(message))
 
 
 def is_late(error: Exception) -> bool:
@@ -153,8 +148,8 @@ def cut_off(rank: int, error: Exception) -> RankFailureError:
 
 
 def _written(error: Exception) -> str:
-    of_rank = isinstance(error, RankFailureError)
-    return json.dumps({"rank_failure": of_rank, "message": readable(str(error))})
+    kind = OF_RANK if isinstance(error, RankFailureError) else "error"
+    return f"{kind} {readable(str(error))}"
 
 
 def _first(notes: Notes, error: Exception, explain: Explain) -> OtherRankError | None:

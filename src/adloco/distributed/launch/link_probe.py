@@ -2,7 +2,7 @@
 their clocks differ.
 
 The ranks form a ring. Bandwidth is measured on all links at once, as a sync uses them; latency on
-links that share no rank. All by gloo, so over TCP, on GPUs too.
+one link after another. All by gloo, so over TCP, on GPUs too.
 """
 
 import time
@@ -85,17 +85,13 @@ class _Ring:
         clock is ahead.
         """
         mine: list[float] = []
-        for turn in range(2 + len(self.links) % 2):
-            for number, (source, target) in enumerate(self.links):
-                # Every second link, and in an odd ring the last one by itself.
-                last = number == len(self.links) - 1
-                if turn == (2 if last and len(self.links) % 2 else number % 2):
-                    if self._rank == source:
-                        mine = list(min(self._ping(target) for _ in range(PINGS + 1)))
-                    if self._rank == target:
-                        for _ in range(PINGS + 1):
-                            self._answer(source)
-            dist.barrier()
+        for source, target in self.links:
+            if self._rank == source:
+                mine = list(min(self._ping(target) for _ in range(PINGS)))
+            if self._rank == target:
+                for _ in range(PINGS):
+                    self._answer(source)
+            dist.barrier()  # One link at a time.
         found = all_states(mine)
         return {source: (found[source][0], found[source][1]) for source, _ in self.links}
 
