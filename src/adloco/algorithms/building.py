@@ -1,7 +1,6 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
-from typing import TypeGuard
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
@@ -39,36 +38,27 @@ def check_sections(
         "test.step must be first where trainers have several workers, which differ on the last "
         f"step; workers_per_trainer is {method.workers_per_trainer}",
     )
-    scheduled = (
-        learning_rate is None or learning_rate.shape == "constant" or learning_rate.total_tokens > 0
+    schedule = learning_rate or LearningRate(shape="constant")
+    falls = schedule.shape != "constant"
+    require(
+        not falls or schedule.total_tokens > 0,
+        "learning_rate.total_tokens must be > 0 for this shape, got 0",
     )
-    require(scheduled, "learning_rate.total_tokens must be > 0 for this shape, got 0")
-    end = learning_rate.final_fraction if _falls(learning_rate) else 1.0
+    end = schedule.final_fraction if falls else 1.0
     require(
         method.sync_growth == 0 or 0 < end < 1,
         "method.sync_growth needs a learning rate that falls (learning_rate.shape cosine or wsd), "
         "and not to 0, where rounds would have no end; it falls to a fraction of "
         f"{end:g} here (learning_rate.final_fraction)",
     )
+    # The rate then falls by sqrt(a) where the batch grows by 1/a, also after merges.
+    coupled = schedule.reference_batch if schedule.coupling == "sqrt" else 0
     require(
-        not isinstance(batching.rule, Seesaw) or _keeps_seesaw(learning_rate, batching, method),
+        not isinstance(batching.rule, Seesaw)
+        or (falls and coupled == batching.guards.initial >= method.num_workers),
         "batch.rule seesaw needs a learning rate that falls (shape cosine or wsd), "
         "learning_rate.coupling sqrt with reference_batch = batch.initial, and a batch.initial >= "
         f"the number of all workers; got {batching.guards.initial} for {method.num_workers}",
-    )
-
-
-def _falls(learning_rate: LearningRate | None) -> TypeGuard[LearningRate]:
-    """True if there is a schedule with a decay."""
-    return learning_rate is not None and learning_rate.shape != "constant"
-
-
-def _keeps_seesaw(learning_rate: LearningRate | None, batching: Batching, method: Method) -> bool:
-    """True if the rate falls by sqrt(a) where the batch grows by 1/a, also after merges."""
-    return (
-        _falls(learning_rate)
-        and learning_rate.coupling == "sqrt"
-        and learning_rate.reference_batch == batching.guards.initial >= method.num_workers
     )
 
 

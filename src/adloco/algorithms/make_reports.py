@@ -146,7 +146,6 @@ def report_trainer(
     """
     first, estimate = tasks[0], trainer.controller.estimate
     measured = trainer.controller.measured
-    several = len(tasks) > 1
     return TrainerReport(
         trainer=trainer.id,
         workers=len(tasks),
@@ -170,13 +169,11 @@ def report_trainer(
         * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
         cosine_similarity=mean_cosine(
             [row.sync.sent_sq for row in done], sum(row.sync.total_sq for row in done)
-        )
-        if several
-        else None,
+        ),
         wire_error=relative_error(
             [row.sync.error_sq for row in done], [row.sync.wanted_sq for row in done]
         )
-        if several
+        if len(tasks) > 1
         else None,
         distance_to_mean=distance,
     )

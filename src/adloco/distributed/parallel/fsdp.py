@@ -9,7 +9,6 @@ shards.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,7 +93,7 @@ class ShardedModel(Engine):
     @contextmanager
     def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:
         for reduce in self._reduces:
-            reduce.added = _Added(totals, transform)
+            reduce.added = totals, transform
         try:
             yield
         finally:
@@ -109,16 +108,6 @@ class ShardedModel(Engine):
 
     def _count(self, reduced: Tensor) -> None:
         self._island.traffic.inside += num_bytes([reduced])
-
-
-@dataclass(frozen=True)
-class _Added:
-    """Values that a reduce-scatter adds up besides gradients."""
-
-    totals: Sequence[Tensor]
-    """A tensor for each trainable parameter, sharded like it."""
-    transform: Transform
-    """Gives what is added to a total from the unsharded gradient."""
 
 
 def _allocate(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -140,7 +129,8 @@ class _MeasuringReduceScatter:
             members: The trainable parameters whose gradients it reduces, in FSDP2's order.
         """
         self.norms: GradientSums | None = None
-        self.added: _Added | None = None
+        self.added: tuple[Sequence[Tensor], Transform] | None = None
+        """Totals, a tensor for each trainable parameter, and what gives their summands."""
         self._traffic = traffic
         self._members = members
 
@@ -157,14 +147,21 @@ class _MeasuringReduceScatter:
         if self.norms is not None:
             self.norms.add(squares(input_tensor))  # Padding is zero and adds nothing.
         if self.added is not None:
-            self._add(self.added, input_tensor, group, op)
+            self._add(*self.added, input_tensor, group, op)
         self._traffic.inside += num_bytes([input_tensor])
         return reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
 
-    def _add(self, added: _Added, gradients: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+    def _add(
+        self,
+        totals: Sequence[Tensor],
+        transform: Transform,
+        gradients: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+    ) -> None:
         """Reduce-scatter a transform of the unsharded gradients, and add it to the totals."""
         shards = dist.get_world_size(group)
-        shapes = [added.totals[index].shape for index in self._members]
+        shapes = [totals[index].shape for index in self._members]
         lengths = [-(-shape[0] // shards) * math.prod(shape[1:]) for shape in shapes]
         rows = gradients.view(shards, -1)
         if rows.size(1) != sum(lengths):
@@ -177,7 +174,7 @@ class _MeasuringReduceScatter:
             self._members, shapes, torch.split(rows, lengths, dim=1), strict=True
         ):
             padded = part.reshape(-1, *shape[1:])
-            value = added.transform(index, padded[: shape[0]])
+            value = transform(index, padded[: shape[0]])
             filled = value.new_zeros(padded.shape)
             filled[: shape[0]] = value
             transformed.append(filled.view(shards, -1))
@@ -188,7 +185,7 @@ class _MeasuringReduceScatter:
         for index, shape, part in zip(
             self._members, shapes, torch.split(own, lengths), strict=True
         ):
-            total = local(added.totals[index])
+            total = local(totals[index])
             total.add_(part.view(-1, *shape[1:])[: len(total)])
 
 
