@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ POINTS = {
     "a fragment is sent": ("adloco.algorithms.outer_sync:OuterSync.start", 7),
     "a fragment is received": ("adloco.algorithms.outer_sync:OuterSync.step", 6),
     "a merge": ("adloco.algorithms.round:apply_merge", 1),
-    "the records of a round": ("adloco.run.records:_append", 4),
+    "the records of a round": ("adloco.run.json_files:RoundLines.add", 4),
     "the first file of a checkpoint": ("adloco.run.part_file:save_tensors", 8),
     "between two files of a part": ("adloco.run.part_file:checksum", 20),
     "the last part of a checkpoint": ("adloco.run.part_file:write_text", 12),
@@ -105,14 +106,14 @@ ON_RANKS: dict[str, tuple[list[str], dict[int, Point]]] = {
     ),
     "a merge begins": ([], {1: ("adloco.algorithms.round:apply_merge", 1)}),
     "the means of a merge are sent": ([], {1: (f"{ORDERED_SUM}.finish", 1)}),
-    "the end of a merge": ([], {1: ("adloco.algorithms.merging:_reassign", 1)}),
+    "the end of a merge": ([], {1: ("adloco.algorithms.merging:_AppliedFates.reassign", 1)}),
     "a copy in memory": (
         COPIES,
         {1: ("adloco.distributed.placement.placement:Placement.transfer", 6)},
     ),
     "between two files of its part": ([], {1: ("adloco.run.part_file:checksum", 12)}),
     "the last part of a checkpoint": ([], {1: ("adloco.run.part_file:write_text", 7)}),
-    "the records of a round": ([], {0: ("adloco.run.records:_append", 4)}),
+    "the records of a round": ([], {0: ("adloco.run.json_files:RoundLines.add", 4)}),
     "the summary": (COPIES, {0: ("adloco.run.training_run:summarise", 1)}),
     "the meeting after a failure": (THREE, {2: STEP, 1: (f"{MEETING}:come", 2)}),
     "a decision of the meeting": (THREE, {2: STEP, 1: (f"{MEETING}:_choose", 1)}),
@@ -161,6 +162,14 @@ def last_tensors(folder: Path) -> dict[str, bytes]:
     """The bytes of all tensors of a run's last checkpoint, by file."""
     files = list_all(folder / "checkpoints")[-1].glob("*.safetensors")
     return {file.name: file.read_bytes() for file in files}
+
+
+@NEEDS_ELASTIC
+def test_all_points_exist() -> None:
+    """Most of them are used at night only."""
+    of_ranks = [point for _, deaths in ON_RANKS.values() for point in deaths.values()]
+    for place, _ in (*POINTS.values(), *of_ranks):
+        assert callable(resolve_name(place))
 
 
 @NEEDS_ELASTIC
