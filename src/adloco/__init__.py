@@ -6,6 +6,7 @@ outer step for a loop of your own, the rest are what they are made with.
 """
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,13 +27,21 @@ if not TYPE_CHECKING:  # Type checkers would take every name for one of the pack
         """
         if name == "__version__":
             return importlib.import_module("importlib.metadata").version("adloco")
-        if name == "__all__":
-            return [each for module in PUBLIC for each in importlib.import_module(module).__all__]
         for path in PUBLIC:
             module = importlib.import_module(path)
-            if name in module.__all__:
+            if name in _names(module):
                 return getattr(module, name)
+        if name == "__all__":
+            return [each for path in PUBLIC for each in _names(importlib.import_module(path))]
         raise AttributeError(f"module 'adloco' has no attribute {name!r}")
+
+    def _names(module: ModuleType) -> list[str]:
+        """The names of one of `PUBLIC`; its package holds its own modules too."""
+        return [
+            name
+            for name, found in vars(module).items()
+            if not name.startswith("_") and not isinstance(found, ModuleType)
+        ]
 
     def __dir__() -> list[str]:
         return [*globals(), "__version__", *__getattr__("__all__")]

@@ -1,88 +1,46 @@
 """The public names of adloco, which `import adloco` provides; everything else may change."""
 
-from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.diloco import DiLoCo
-from adloco.algorithms.inner.adamw import InnerAdamW
-from adloco.algorithms.inner.muon import InnerMuon
-from adloco.algorithms.inner.sgd import InnerSGD
-from adloco.algorithms.method import (
-    Batching,
-    Execution,
-    GradientTest,
-    Merging,
-    Method,
-    OuterMemory,
-    Problem,
-    Source,
-    Syncing,
+from adloco.algorithms.adloco import AdLoCo as AdLoCo
+from adloco.algorithms.diloco import DiLoCo as DiLoCo
+from adloco.algorithms.inner.adamw import InnerAdamW as InnerAdamW
+from adloco.algorithms.inner.muon import InnerMuon as InnerMuon
+from adloco.algorithms.inner.sgd import InnerSGD as InnerSGD
+from adloco.algorithms.method import Batching as Batching
+from adloco.algorithms.method import Execution as Execution
+from adloco.algorithms.method import GradientTest as GradientTest
+from adloco.algorithms.method import Merging as Merging
+from adloco.algorithms.method import Method as Method
+from adloco.algorithms.method import OuterMemory as OuterMemory
+from adloco.algorithms.method import Problem as Problem
+from adloco.algorithms.method import Source as Source
+from adloco.algorithms.method import Syncing as Syncing
+from adloco.algorithms.optimizers import OuterOptimizer as OuterOptimizer
+from adloco.algorithms.reports import RoundReport as RoundReport
+from adloco.data.sources import TensorSource as TensorSource
+from adloco.distributed.launch.launcher import place as place
+from adloco.distributed.launch.launcher import process_group as process_group
+from adloco.distributed.placement.placement import OneProcess as OneProcess
+from adloco.distributed.wire.bf16 import Bf16 as Bf16
+from adloco.distributed.wire.feedback import Feedback as Feedback
+from adloco.distributed.wire.int1 import Int1 as Int1
+from adloco.distributed.wire.int2 import Int2 as Int2
+from adloco.distributed.wire.int4 import Int4 as Int4
+from adloco.distributed.wire.int8 import Int8 as Int8
+from adloco.distributed.wire.topk import TopK as TopK
+from adloco.errors import NonFiniteLossError as NonFiniteLossError
+from adloco.rules.batch_rules.constant import ConstantBatch as ConstantBatch
+from adloco.rules.batch_rules.norm_test import NormTest as NormTest
+from adloco.rules.batch_rules.warmup import BatchWarmup as BatchWarmup
+from adloco.rules.controller import BatchController as BatchController
+from adloco.rules.controller import BatchGuards as BatchGuards
+from adloco.rules.learning_rate import LearningRate as LearningRate
+from adloco.rules.merge import MergeFates as MergeFates
+from adloco.rules.merge_policies.largest_with_smallest import (
+    MergeLargestWithSmallest as MergeLargestWithSmallest,
 )
-from adloco.algorithms.optimizers import OuterOptimizer
-from adloco.algorithms.reports import RoundReport
-from adloco.data.sources import TensorSource
-from adloco.distributed.launch.launcher import place, process_group
-from adloco.distributed.placement.placement import OneProcess
-from adloco.distributed.wire.bf16 import Bf16
-from adloco.distributed.wire.feedback import Feedback
-from adloco.distributed.wire.int1 import Int1
-from adloco.distributed.wire.int2 import Int2
-from adloco.distributed.wire.int4 import Int4
-from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.topk import TopK
-from adloco.errors import NonFiniteLossError
-from adloco.rules.batch_rules.constant import ConstantBatch
-from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.batch_rules.warmup import BatchWarmup
-from adloco.rules.controller import BatchController, BatchGuards
-from adloco.rules.learning_rate import LearningRate
-from adloco.rules.merge import MergeFates
-from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
-from adloco.rules.merge_policies.smallest import MergeSmallest
-from adloco.rules.moments import estimate, group_moments
-from adloco.rules.shares import SpeedShares
-from adloco.rules.switch import SwitchMode
-from adloco.rules.sync_schedule import Streaming
-
-__all__ = [
-    "AdLoCo",
-    "BatchController",
-    "BatchGuards",
-    "BatchWarmup",
-    "Batching",
-    "Bf16",
-    "ConstantBatch",
-    "DiLoCo",
-    "Execution",
-    "Feedback",
-    "GradientTest",
-    "InnerAdamW",
-    "InnerMuon",
-    "InnerSGD",
-    "Int1",
-    "Int2",
-    "Int4",
-    "Int8",
-    "LearningRate",
-    "MergeFates",
-    "MergeLargestWithSmallest",
-    "MergeSmallest",
-    "Merging",
-    "Method",
-    "NonFiniteLossError",
-    "NormTest",
-    "OneProcess",
-    "OuterMemory",
-    "OuterOptimizer",
-    "Problem",
-    "RoundReport",
-    "Source",
-    "SpeedShares",
-    "Streaming",
-    "SwitchMode",
-    "Syncing",
-    "TensorSource",
-    "TopK",
-    "estimate",
-    "group_moments",
-    "place",
-    "process_group",
-]
+from adloco.rules.merge_policies.smallest import MergeSmallest as MergeSmallest
+from adloco.rules.moments import estimate as estimate
+from adloco.rules.moments import group_moments as group_moments
+from adloco.rules.shares import SpeedShares as SpeedShares
+from adloco.rules.switch import SwitchMode as SwitchMode
+from adloco.rules.sync_schedule import Streaming as Streaming
