@@ -13,7 +13,6 @@ from rich.table import Table
 
 from adloco.cli.progress import shown_progress
 from adloco.cli.terminal import table_of
-from adloco.data.text_lengths import TextLengths
 
 if TYPE_CHECKING:
     from adloco.data.data_settings import DataSettings
@@ -46,13 +45,14 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
 
     table = _counts_table(tokenizer)
     for split, tokens in (("train", cache.train), ("validation", cache.validation)):
-        lengths, unknown = TextLengths(), 0
+        ends, unknown = [np.array([-1])], 0
         with shown_progress(console, f"counting {split} tokens") as advance:
             for start in range(0, len(tokens), BLOCK):
                 block = tokens[start : start + BLOCK]
-                lengths.add_packed(block, tokenizer.end_of_text)
+                ends.append(start + np.flatnonzero(block == tokenizer.end_of_text))
                 unknown += int(np.count_nonzero(block == tokenizer.unknown))
                 advance(len(block), len(tokens))
+        lengths = np.diff(np.concatenate(ends)) - 1
         _add_counts(table, split, lengths, len(tokens), unknown)
     console.print(table)
 
@@ -89,10 +89,8 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
     )
     table = _counts_table(tokenizer)
     for split, texts in (("train", train), ("validation", validation)):
-        lengths = TextLengths()
-        lengths.add(np.diff(texts.starts))
         unknown = int(np.count_nonzero(texts.ids == tokenizer.unknown))
-        _add_counts(table, split, lengths, len(texts.ids), unknown)
+        _add_counts(table, split, np.diff(texts.starts), len(texts.ids), unknown)
     console.print(table)
     _show(
         f"of {len(train):,} samples to train on, at most {data.context_tokens} tokens",
@@ -120,10 +118,13 @@ def _counts_table(tokenizer: "Tokenizer") -> Table:
     return table_of(*columns, names=1)
 
 
-def _add_counts(table: Table, split: str, lengths: TextLengths, tokens: int, unknown: int) -> None:
-    cells = [split, f"{tokens:,}", f"{lengths.texts:,}"]
-    if lengths.texts:
-        cells += [f"{lengths.shortest:,}", f"{lengths.median:,.1f}", f"{lengths.longest:,}"]
+def _add_counts(
+    table: Table, split: str, lengths: NDArray[np.int64], tokens: int, unknown: int
+) -> None:
+    """Add the counts of a split's texts, which have these lengths in tokens."""
+    cells = [split, f"{tokens:,}", f"{len(lengths):,}"]
+    if len(lengths):
+        cells += [f"{lengths.min():,}", f"{np.median(lengths):,.1f}", f"{lengths.max():,}"]
         cells += [f"{unknown / tokens:.3%}"]
     table.add_row(*cells[: len(table.columns)])
 
