@@ -156,20 +156,15 @@ def test_what_is_said_of_each_key(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = written(tmp_path, SHIPPED | {"merge_frequncy": 3, "plots": {"deep": [1]}})
     assert main(["convert", str(path)]) == 0
     out = capsys.readouterr().out
-    lines = path.read_text().splitlines()
-    at = lines.index("nodes_per_gpu: 4") + 1
-    assert f"line {at} nodes_per_gpu: 4 -> method.workers_per_trainer = 1\n    Theirs is" in out
-    at = lines.index("  pretrained=True: null") + 1
-    assert f"line {at} model_config.pretrained=True: null -> model.pretrained = true" in out
-    at = lines.index("plots:") + 1
-    assert f"line {at - 1} merge_frequncy: 3 -> unknown" in out
-    assert "did you mean merge_frequency?" in out
-    assert f"line {at} plots: ... -> unknown" in out
+    assert "\nnodes_per_gpu: 4 -> method.workers_per_trainer = 1\n    Theirs is" in out
+    assert "\nmodel_config.pretrained=True -> model.pretrained = true\n" in out
+    assert "\nmerge_frequncy: 3 -> unknown\n" in out and "did you mean merge_frequency?" in out
+    assert "\nplots: {'deep': [1]} -> unknown\n" in out
     assert "As single_seed." in out and "As log_dir." in out
     # The recipe says the same, beside each setting.
     text = path.with_suffix(".toml").read_text()
-    assert '# line 3 dataset: c4\ndataset = "allenai/c4"' in text
-    assert " lr_sgd: 2e-5. Never read.\n" in text
+    assert '# dataset: c4\ndataset = "allenai/c4"' in text
+    assert "# lr_sgd: 2e-5. Never read.\n" in text
     assert out.endswith(f"adloco train {path.with_suffix('.toml')}\n")
 
 
@@ -178,17 +173,17 @@ def test_what_is_said_of_each_key(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         ("", "must be a configuration of keys and values"),
         ("- a\n- b\n", "must be a configuration of keys and values"),
-        ("a: [1\nb: 2\n", "config.yaml is not valid YAML in line 2 ("),
-        ("a: !!python/name:os.system x\n", "config.yaml is not valid YAML in line 1 ("),
+        ("a: [1\nb: 2\n", "config.yaml is not valid YAML ("),
+        ("a: !!python/name:os.system x\n", "config.yaml is not valid YAML ("),
         ("\x00", "config.yaml is not valid YAML"),
         ("learning_rate: 3\n", "config.yaml has none of the keys that"),
         ("ETA: 0.8\nmodel_config: MicroLlama\n", "but model_config holds none"),
-        ("num_inner_steps: many\n", "line 1: num_inner_steps must be a whole number > 0, "),
+        ("num_inner_steps: many\n", "config.yaml: num_inner_steps must be a whole number > 0, "),
         ("num_inner_steps: true\n", "num_inner_steps must be a whole number > 0, got True"),
         ("num_init_trainers: 0\n", "num_init_trainers must be a whole number > 0, got 0"),
-        ("ETA: 1\nnodes_per_gpu:\n", "line 2: nodes_per_gpu must be a whole number > 0, got None"),
+        ("ETA: 1\nnodes_per_gpu:\n", "nodes_per_gpu must be a whole number > 0, got None"),
         ("c4_streaming: [1]\n", "c4_streaming must be true or false, got [1]"),
-        ("dataset: wiki\n", "line 1: dataset must be one of c4, imdb, got 'wiki'"),
+        ("dataset: wiki\n", "config.yaml: dataset must be one of c4, imdb, got 'wiki'"),
         ("model_type: gpt\n", "model_type must be one of microllama, bert, got 'gpt'"),
         ("model_type: bert\ndataset: c4\n", "dataset must be imdb with model_type bert, got 'c4'"),
         ("padding_percentage: 2\n", "does not give a valid recipe: memory.fraction must be in"),
@@ -230,8 +225,7 @@ def test_a_key_given_twice(tmp_path: Path) -> None:
     assert settings(path)["batch.initial"] == 4
     assert convert(path).values["batch"]["eta"] == 0.2
     remarks = [key.remark for key in convert(path).keys]
-    assert remarks[0] == "Not used, because ETA is given in line 2."
-    assert remarks[3] == "Not used, because initial_batch_size is given in line 3."
+    assert remarks[2] == "Not used, because initial_batch_size is given too."
 
 
 @pytest.mark.nightly

@@ -6,11 +6,12 @@ import difflib
 import functools
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adloco.config.authors.entries import Entry, read_entries
+import yaml
+
 from adloco.config.authors.keys import Given, first_rows, row_of, settings_of, typed
 from adloco.config.recipe import Values, build_recipe
 from adloco.config.recipe_text import toml_line
@@ -22,13 +23,20 @@ FITTING = {
     *((model, "imdb") for model in (None, "bert")),
 }
 """Each model_type with the datasets that fit it; None: not given."""
+NESTED = "model_config"
+"""The key that holds keys and values of its own."""
+LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
     """The result of converting one key."""
 
-    entry: Entry
+    key: str
+    """One inside `model_config` is model_config.name."""
+    value: Any
+    given: bool = True
+    """False if the file leaves the key out, whose value is then the default of their script."""
     known: bool = True
     """False if the authors' script has no such key."""
     settings: Values
@@ -38,13 +46,15 @@ class Converted:
 
     @property
     def source(self) -> str:
-        """The key's place in the file, and its value."""
-        where = f"line {self.entry.line}" if self.entry.line else "not given, so"
-        return f"{where} {self.entry.key}: {self.entry.text}".removesuffix(": ")
+        """The key and its value, on one line that a comment of TOML may hold."""
+        given = "" if self.given else "not given, so "
+        value = textwrap.shorten(str(self.value), LONGEST_VALUE)
+        line = f"{given}{self.key}" + ("" if self.value is None else f": {value}")
+        return line if line.isprintable() else repr(line)
 
     @property
     def explained(self) -> str:
-        """The key's place in the file, its value, and the remark."""
+        """The key, its value, and the remark."""
         return f"{self.source}. {self.remark}" if self.remark else self.source
 
 
@@ -99,30 +109,29 @@ def convert(path: Path) -> Conversion:
             not be valid.
     """
     rows, names = first_rows(), _names()
-    entries = read_entries(path)
-    known = [entry for entry in entries if _bare(entry) in names]
+    content = _read(path)
+    known = [key for key in content if _bare(key) in names]
     require(
         bool(known),
         f"{path} has none of the keys that the AdLoCo authors' configuration has, such as "
         f"{', '.join(list(names)[:4])}; give the config.yaml of their repository",
     )
-    # A current name goes before an older one; of equal names the last one counts, as in their YAML.
-    used = {names[_bare(entry)]: entry for entry in sorted(known, key=lambda one: one.key in rows)}
+    # A current name goes before an older one.
+    used = {names[_bare(key)]: key for key in sorted(known, key=lambda key: key in rows)}
     given = {name: row.default for name, row in rows.items()}
-    for name, entry in used.items():
+    for name, key in used.items():
         # `pretrained=True` in braces is a key of that name without a value, for YAML.
-        if "=" not in entry.key:
-            given[name] = _typed(path, entry, name)
-    keys = [_converted(entry, used, given) for entry in entries]
+        if "=" not in key:
+            given[name] = _typed(path, key, name, content[key])
+    keys = [_converted(key, value, used, given) for key, value in content.items()]
     missing = []
     for name, row in rows.items():
         if name in used or not row.gives:
             continue
-        entry = Entry(line=0, key=name, value=row.default, text=str(row.default))
         if row.default is None:
             missing.append(name)
         elif settings_of(name, given):
-            keys.append(_converted(entry, used, given))
+            keys.append(replace(_converted(name, row.default, used, given), given=False))
     model, dataset = given["model_type"], given["dataset"]
     require(
         (model, dataset) in FITTING,
@@ -145,38 +154,61 @@ def _names() -> dict[str, str]:
     return {name: name for name in rows} | older
 
 
-def _bare(entry: Entry) -> str:
-    """The name of a key without the value that braces in YAML make a part of it."""
-    return entry.key.partition("=")[0]
+def _read(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file with their values, those inside `model_config` by model_config.name.
 
-
-def _typed(path: Path, entry: Entry, name: str) -> Any:
+    Raises:
+        ValueError: The file does not exist, is not valid YAML, or does not consist of keys.
+    """
+    require(path.is_file(), f"there is no file {str(path)!r}; name a configuration in YAML")
     try:
-        value = typed(first_rows()[name].kind, entry.value)
-        row_of(name, value)
+        content = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is not valid YAML ({reason}); correct it") from error
+    nested = content.pop(NESTED, {}) if isinstance(content, dict) else None
+    for what, found in (("the file", content), (NESTED, nested)):
+        require(
+            isinstance(found, dict),
+            f"{path} must be a configuration of keys and values, as `ETA: 0.8`, but {what} holds "
+            "none",
+        )
+    inside = {f"{NESTED}.{key}": value for key, value in nested.items()}
+    return {str(key): value for key, value in content.items()} | inside
+
+
+def _bare(key: str) -> str:
+    """The name of a key without the value that braces in YAML make a part of it."""
+    return key.partition("=")[0]
+
+
+def _typed(path: Path, key: str, name: str, value: Any) -> Any:
+    try:
+        found = typed(first_rows()[name].kind, value)
+        row_of(name, found)
     except ValueError as error:
-        raise ValueError(f"{path} line {entry.line}: {entry.key} {error}") from error
-    return value
+        raise ValueError(f"{path}: {key} {error}") from error
+    return found
 
 
-def _converted(entry: Entry, used: Mapping[str, Entry], given: Given) -> Converted:
+def _converted(key: str, value: Any, used: Mapping[str, str], given: Given) -> Converted:
     names = _names()
-    name = names.get(_bare(entry))
+    name = names.get(_bare(key))
     if name is None:
-        nearest = difflib.get_close_matches(entry.key, names, n=1)
+        nearest = difflib.get_close_matches(key, names, n=1)
         meant = f"; did you mean {nearest[0]}?" if nearest else "."
         remark = f"The authors' script has no such key{meant}"
-        return Converted(entry=entry, known=False, settings={}, remark=remark)
-    other = used.get(name, entry)
-    if other is not entry:
-        remark = f"Not used, because {other.key} is given in line {other.line}."
-        return Converted(entry=entry, settings={}, remark=remark)
+        return Converted(key=key, value=value, known=False, settings={}, remark=remark)
+    other = used.get(name, key)
+    if other != key:
+        remark = f"Not used, because {other} is given too."
+        return Converted(key=key, value=value, settings={}, remark=remark)
     row, settings = row_of(name, given[name]), settings_of(name, given)
     first = next((one for one in row.keys if one in used), name)
     nearest_setting = row.ours.removeprefix("none").strip(" ()")
     here = f"Here: {nearest_setting}. " if nearest_setting and not settings else ""
     remark = f"{here}{row.differs}".replace("`", "") if name == first else f"As {first}."
-    return Converted(entry=entry, settings=settings, remark=remark)
+    return Converted(key=key, value=value, settings=settings, remark=remark)
 
 
 def _comment(text: str) -> list[str]:
