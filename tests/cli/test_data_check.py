@@ -111,10 +111,6 @@ def test_labelled_texts(
     assert "of 3 samples to train on, at most 5 tokens\n  '[CLS] one [SEP]'\n" in out
     assert "2 texts to train on have 5 tokens" in out
     assert "labels to train on: 1 x 0, 2 x 1; to evaluate on: 1 x 0, 0 x 1" in out
-    missing = ["--data.dataset", str(tmp_path / "none"), "--data.fallback", str(path)]
-    instead = [*words[:2], *missing, *words[4:]]
-    told, _, rest = check(instead, tmp_path, capsys).partition("\n")
-    assert "ATTENTION: data.fallback" in told and table(rest) == table(out)
 
 
 def test_the_most_frequent_label_is_that_of_the_evaluated_texts(

@@ -1,6 +1,4 @@
-"""`adloco prepare`, and training on datasets: whole, streamed, interrupted and continued, or from
-a fallback.
-"""
+"""`adloco prepare`, and training on datasets: whole, streamed, interrupted and continued."""
 
 import json
 import random
@@ -272,57 +270,6 @@ def test_ranks_that_share_a_stream(dataset: Path, small: list[str], tmp_path: Pa
     assert main(words) == 0
     assert numbers(tmp_path / "ranks") == numbers(tmp_path / "alone")
     assert files(tmp_path / "one") == files(tmp_path / "two")
-
-
-@pytest.mark.parametrize("second", ["path", "dataset"])
-def test_the_fallback_is_used_loudly(
-    second: str,
-    corpus: Path,
-    dataset: Path,
-    small: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    missing = [
-        "train",
-        "single",
-        *without_path(small),
-        *flags(dataset="allenai/c4", config="en"),
-        "--run.tokens",
-        "2000",
-    ]
-    assert main(missing) == 2
-    error = capsys.readouterr().err
-    assert "data.dataset 'allenai/c4' cannot be reached (" in error
-    assert error.endswith(
-        "download it and give its folder, or name a second source in data.fallback\n"
-    )
-    assert not (tmp_path / "run").exists()
-    fallback = str(corpus) if second == "path" else f"dataset:{dataset}:default"
-    assert main([*missing, *flags(fallback=fallback)]) == 0
-    said = (
-        f"ATTENTION: data.fallback {fallback!r} is used instead of data.dataset 'allenai/c4', "
-        "which cannot be reached ("
-    )
-    assert capsys.readouterr().out.count(said) == 1
-    (notice,) = json.loads((tmp_path / "run" / "environment.json").read_text())["notices"]
-    assert notice.startswith(said)
-    # The source that could not be reached has left no empty cache.
-    assert sum(path.is_dir() for path in (tmp_path / "cache").iterdir()) == 1
-    # The run's own recipe names the source that it used, so that it keeps that one.
-    recipe = (tmp_path / "run" / "recipe.toml").read_text()
-    assert f'{second} = "{corpus if second == "path" else dataset}"' in recipe
-    assert main(["evaluate", str(tmp_path / "run")]) == 0
-
-
-def test_bad_rows_are_no_reason_for_the_fallback(
-    corpus: Path, dataset: Path, small: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = flags(dataset=dataset, text_column="body", fallback=corpus)
-    assert main(["train", "single", *without_path(small), *given]) == 2
-    assert (
-        "has no column 'body'; set data.text_column to one of ['text']" in capsys.readouterr().err
-    )
 
 
 @needs_shared_data

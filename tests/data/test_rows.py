@@ -319,8 +319,7 @@ def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
     [
         (
             {"dataset": "allenai/c4", "config": "en"},
-            r"'allenai/c4' cannot be reached \(.*\); download it and give its folder, or name a "
-            r"second source",
+            r"'allenai/c4' cannot be reached \(.*\); download it and give its folder",
         ),
         ({"dataset": "/no/such/folder"}, "'/no/such/folder' does not exist; download it"),
         ({"path": "/no/such/folder"}, "does not exist"),

@@ -36,7 +36,6 @@ class Prepare(RecipeCommand):
         from adloco.cli.data_check import check_labelled, check_packed
         from adloco.data.preparation import prepare
         from adloco.data.sources import HOLD_OUT_MORE, check_one_window
-        from adloco.data.token_cache import reachable
         from adloco.distributed.launch.local_ranks import INTERRUPTED
         from adloco.distributed.placement.threads import num_cores
         from adloco.tasks.kinds.classification_settings import ClassificationSettings
@@ -44,10 +43,7 @@ class Prepare(RecipeCommand):
         console = open_console()
         recipe = self.read_recipe()
         if self.check and isinstance(recipe.task, ClassificationSettings):
-            notice = reachable(recipe.data)
-            _show_notice(notice, console)
-            data = recipe.data.fallback_settings() if notice else recipe.data
-            check_labelled(data, recipe.task, console)
+            check_labelled(recipe.data, recipe.task, console)
             return 0
         require(
             recipe.task.packed,
@@ -57,8 +53,6 @@ class Prepare(RecipeCommand):
         processes = num_cores() if self.processes is None else self.processes
         preparation = prepare(recipe.data, processes)
         cache = preparation.cache
-        if preparation.notice:
-            console.print(preparation.notice, style="bold red", soft_wrap=True)
         try:
             state = _show(preparation, console)
         except KeyboardInterrupt:

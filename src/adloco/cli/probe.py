@@ -17,7 +17,6 @@ from adloco.report.readable import counted
 
 if TYPE_CHECKING:
     from adloco.config.sections import Recipe
-    from adloco.run.opened import Opened
 
 
 @dataclass(kw_only=True)
@@ -69,9 +68,7 @@ class Probe(RanksCommand):
         from adloco.run.start import open_recipe
 
         with console.status("training steps of rising size ..."):
-            opened = open_recipe(recipe)
-            found = probe(opened, again=self.again)
-        _show_notices(opened, console)
+            found = probe(open_recipe(recipe), again=self.again)
         table = table_of(
             *("micro-batch", "peak memory of a worker", "part of its budget"),
             *("seconds per step", "samples per second", "fits"),
@@ -115,7 +112,6 @@ class Probe(RanksCommand):
                     f"training {STEPS} steps with micro-batches of {size} ..."
                 ),
             )
-        _show_notices(opened, console)
         table = table_of("micro-batch", "seconds per step", "samples per second")
         rates = found.samples_per_second.values()
         for (size, seconds), rate in zip(found.median_seconds.items(), rates, strict=True):
@@ -138,8 +134,3 @@ class Probe(RanksCommand):
             "--cluster",
             soft_wrap=True,
         )
-
-
-def _show_notices(opened: "Opened", console: Console) -> None:
-    for notice in opened.notices:
-        console.print(notice, style="bold red", soft_wrap=True)

@@ -47,7 +47,7 @@ class DataFile:
 
 
 class SourceUnreachableError(ValueError):
-    """A source does not exist or cannot be reached. data.fallback is used only after this error."""
+    """A source does not exist or cannot be reached."""
 
 
 def no_column(column: str, present: list[str], text_column: str) -> BadRow:

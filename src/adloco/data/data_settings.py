@@ -11,9 +11,6 @@ from adloco.setting import setting
 
 ALL_ROWS = sys.maxsize
 """Value of `validation_samples` with which every row is held out."""
-NO_SOURCE: dict[str, Any] = {"path": "", "dataset": "", "factory": "", "arguments": {}}
-OF_DATASET: dict[str, Any] = {"config": "", "validation_split": "", "streaming": False}
-"""Settings that only a dataset has, for other sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +57,6 @@ class DataSettings:
     """Treatment of rows that cannot be read or have no text. error: stop; skip: leave them out, and
     show how many there were.
     """
-    fallback: str = ""
-    """Second source, used if the first cannot be reached when the run starts: a path, dataset:ID or
-    dataset:ID:CONFIG.
-    """
     text_column: str = setting("text", equal="data")
     """Column with the text, in datasets, jsonl and parquet files."""
     tokenizer: str = setting("bytes", equal="tokenizer")
@@ -96,7 +89,7 @@ class DataSettings:
         if self.arguments and not self.factory:
             problem = f"are for {{factory}}, got {dict(self.arguments)} without one; leave them out"
             raise SettingError(self, "arguments", f"{problem} or name a function")
-        for name in OF_DATASET:
+        for name in ("config", "validation_split", "streaming"):
             given = getattr(self, name)
             if given and not self.dataset:
                 problem = f"is for {{dataset}}, got {given!r} without one; leave it out"
@@ -122,8 +115,6 @@ class DataSettings:
             "samples",
             "must be > {validation_samples=}, which are held out of them",
         )
-        if self.fallback:
-            self.fallback_settings()
 
     def require_context(self) -> None:
         """Raise ValueError if samples are too short for a text, in which tokens follow others."""
@@ -147,15 +138,17 @@ class DataSettings:
         path = str(Path(self.path).absolute()) if self.path else ""
         return self.dataset or self.factory or path or "stdlib"
 
-    def fallback_settings(self) -> "DataSettings":
-        """These settings with the source that `fallback` names."""
-        source: dict[str, Any] = {"path": self.fallback, **OF_DATASET}
-        if self.fallback.startswith("dataset:"):
-            dataset, _, config = self.fallback.removeprefix("dataset:").partition(":")
-            source = {"dataset": dataset, "config": config or self.config}
-        return replace(self, **(NO_SOURCE | source), fallback="")
-
     def at(self, path: str) -> "DataSettings":
         """These settings with another path as the source, all rows of which are held out."""
-        source = NO_SOURCE | OF_DATASET | {"path": path}
-        return replace(self, **source, samples=0, validation_samples=ALL_ROWS)
+        return replace(
+            self,
+            path=path,
+            dataset="",
+            config="",
+            validation_split="",
+            streaming=False,
+            factory="",
+            arguments={},
+            samples=0,
+            validation_samples=ALL_ROWS,
+        )

@@ -24,7 +24,7 @@ from adloco.data.files import expanded
 from adloco.errors import require
 from adloco.hub_access import hub_asked
 
-DOWNLOAD = "download it and give its folder, or name a second source in data.fallback"
+DOWNLOAD = "download it and give its folder"
 
 
 def dataset_files(data: DataSettings, split: str) -> list[DataFile]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from adloco.data.data_settings import DataSettings
 from adloco.data.encoding import begin_process
-from adloco.data.token_cache import TokenCache, begin_cache, reachable
+from adloco.data.token_cache import TokenCache, begin_cache
 from adloco.data.token_store import State
 from adloco.errors import require
 
@@ -25,8 +25,6 @@ class Preparation:
     """A token cache and the number of processes that fill it."""
 
     cache: TokenCache
-    notice: str
-    """Sentence to show to the user: the fallback is used, and why. Empty if it is not used."""
     processes: int
     """Processes that tokenise; with 1, this process does it."""
 
@@ -68,12 +66,7 @@ def prepare(data: DataSettings, processes: int) -> Preparation:
         "data.streaming is true, so say how much to prepare; set data.samples, or data.streaming "
         "to false for all of it",
     )
-    notice = reachable(data)
-    return Preparation(
-        cache=begin_cache(data.fallback_settings() if notice else data),
-        notice=notice,
-        processes=processes,
-    )
+    return Preparation(cache=begin_cache(data), processes=processes)
 
 
 @contextmanager

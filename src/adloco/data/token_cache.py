@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
 from adloco.data.corpus import Corpus, load_corpus
-from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import corpus_feed, dataset_feed
 from adloco.data.files import cache_folder
@@ -177,28 +176,6 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
             "another folder (recipe section [data])"
         ) from error
     return TokenCache(data, store, content, corpus.skipped if corpus else None)
-
-
-def reachable(data: DataSettings) -> str:
-    """Find out if a source with a fallback can be reached.
-
-    Returns:
-        Empty if it can be reached, or if it has no fallback. Else a sentence for the user: the
-        fallback is used, and why.
-    """
-    if not data.fallback:
-        return ""
-    try:
-        cache = begin_cache(data)
-        if data.dataset and not cache.store.state.complete:
-            with cache.store.removed_on_failure():
-                next(iter(read_rows(data, "train", {data.text_column: str})), None)
-    except SourceUnreachableError as error:
-        return (
-            f"ATTENTION: data.fallback {data.fallback!r} is used instead of {data.source}, which "
-            f"cannot be reached ({error})"
-        )
-    return ""
 
 
 def _validation_is_read(data: DataSettings, state: State) -> bool:

@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from threading import RLock
@@ -143,17 +142,6 @@ class TokenStore:
                 # Frees a corpus in memory.
                 self._pending, self._feed = iter(()), lambda state: iter(())
 
-    @contextmanager
-    def removed_on_failure(self) -> Iterator[None]:
-        """Remove the folder if reading the source fails before its first chunk is stored."""
-        try:
-            yield
-        except Exception:
-            with self._lock:
-                if _intact(self.folder) and _read(self.folder).chunks == 0:
-                    shutil.rmtree(self.folder)
-            raise
-
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far; the end-of-text id follows each document."""
         count = self.state.train if split == "train" else self.state.validation
@@ -188,8 +176,6 @@ class TokenStore:
             yield from check_blocks(self.folder, split, self.tokens(split), choose(count))
 
     def _advance(self, pool: Executor | None, ahead: int) -> None:
-        if not self.folder.exists():  # Reading the source failed, perhaps in another process.
-            _begin(self.folder, self.state.source, self.tokenizer)
         state = _read(self.folder)
         if state.chunks > self.state.chunks:
             # Another process has appended; perhaps that is enough.
@@ -199,8 +185,7 @@ class TokenStore:
             self._pending = encode_chunks(
                 self._feed(state), self.folder, self.tokenizer, state.dtype, pool, ahead
             )
-        with self.removed_on_failure():
-            chunk, arrays = next(self._pending)
+        chunk, arrays = next(self._pending)
         self.state = self._append(state, chunk, arrays)
         self._pending_from = self.state.chunks
 

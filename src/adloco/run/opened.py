@@ -27,8 +27,6 @@ class Opened:
     builder: Builder
     precision: torch.dtype | None
     """Type of autocast; None: the model's own type."""
-    notices: list[str]
-    """Sentences for a person before the first round."""
 
     def train_source(self) -> Source:
         """The samples to train on."""

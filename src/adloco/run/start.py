@@ -2,7 +2,7 @@
 task with the data, its model, and the micro-batch that fits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.method import Execution, Problem, Source
+from adloco.algorithms.method import Execution, Problem
 from adloco.config.sections import Recipe
-from adloco.data.token_cache import reachable
 from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
@@ -39,8 +38,8 @@ class RunParts(Opened):
     """Inputs from which a run is built. Its recipe has the micro-batch that was found if it was to
     be."""
 
-    source: Source
-    """Samples to train on."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for a person before the first round."""
     start: WarmStart | None = None
     """The model with which a new run begins; None: its own first parameters."""
 
@@ -54,12 +53,11 @@ def prepare_new_run(
         ValueError: The settings cannot work.
     """
     total = recipe.schedule_tokens()
-    recipe, notice = (recipe, "") if problem else with_reachable_data(recipe, placement)
     recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
     parts = prepare_run(recipe, placement, None, problem)
     other = recipe.model_options.from_run
     start = WarmStart(Path(other), parts.task, placement) if other else None
-    notices = [notice, parts.recipe.unused, read_whole(parts.builder, placement)]
+    notices = [parts.recipe.unused, read_whole(parts.builder, placement)]
     notices += [start.notice] if start else []
     if not recipe.data.streaming:
         repeated = Budget.of(recipe).many_passes(parts.task.num_train_samples(0))
@@ -85,7 +83,6 @@ def prepare_run(
         ValueError: The settings cannot work.
     """
     opened = _open(recipe, placement, stored, problem)
-    parts = RunParts(source=opened.train_source(), **vars(opened))
     check_memory(recipe, opened.builder, placement)
     if recipe.switch.max_micro_batch == "auto":
         # Found once: the numbers depend on it, so a resumed run keeps it.
@@ -94,8 +91,8 @@ def prepare_run(
         shown = (
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
-        return replace(parts, recipe=recipe, notices=[shown])
-    return parts
+        return RunParts(**vars(opened) | {"recipe": recipe}, notices=[shown])
+    return RunParts(**vars(opened))
 
 
 def open_recipe(recipe: Recipe) -> Opened:
@@ -104,9 +101,7 @@ def open_recipe(recipe: Recipe) -> Opened:
     Raises:
         ValueError: The settings cannot work.
     """
-    placement = place_workers(recipe)
-    recipe, notice = with_reachable_data(recipe, placement)
-    return replace(_open(recipe, placement), notices=[notice] if notice else [])
+    return _open(recipe, place_workers(recipe))
 
 
 def _open(
@@ -125,7 +120,6 @@ def _open(
         if problem
         else model_builder(recipe, task, stored, placement),
         precision=choose_precision(recipe.run.precision, placement.device),
-        notices=[],
     )
 
 
@@ -137,7 +131,7 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
         build_model=parts.builder,
         fill=parts.builder.filling,
         loss_fn=parts.task.loss,
-        data=parts.source,
+        data=parts.train_source(),
         tokens_per_sample=recipe.data.context_tokens,
     )
     algorithm = AdLoCo(
@@ -185,18 +179,6 @@ def place_workers(recipe: Recipe) -> Placement:
         must_agree=shared,
         timeout_seconds=recipe.run.timeout_seconds,
     )
-
-
-def with_reachable_data(recipe: Recipe, placement: Placement) -> tuple[Recipe, str]:
-    """Replace the recipe's data source by its fallback if it cannot be reached.
-
-    Returns:
-        The recipe, and a sentence that says why the fallback is used; the unchanged recipe and an
-        empty text if the source can be reached.
-    """
-    # Rank 0 decides for all: paths may differ between ranks, but all must use the same source.
-    notice = placement.agree(reachable(recipe.data) if placement.is_rank_zero else "")
-    return (replace(recipe, data=recipe.data.fallback_settings()) if notice else recipe), notice
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:

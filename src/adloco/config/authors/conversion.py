@@ -166,7 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is not valid YAML ({reason}); correct it") from error
-    nested = content.pop(NESTED, {}) if isinstance(content, dict) else None
+    nested = content.pop(NESTED, {}) if isinstance(content, dict) else {}
     for what, found in (("the file", content), (NESTED, nested)):
         require(
             isinstance(found, dict),
