@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.cli.main import main
-from adloco.run.memory_use import PHASES, Memory, memory_snapshot, snapshot_file
+from adloco.run.memory_use import PHASES, Memory
 from tests.problems import make_run
 
 MEBIBYTE = 2**20
@@ -111,41 +110,3 @@ def test_a_round_enters_its_phases_in_order() -> None:
     run.stop()
     assert run.round(phase=phase) is None
     assert entered[6:] == [*training, *syncing]  # Whether to stop is agreed on before a sync.
-
-
-def test_a_snapshot_is_refused_on_a_cpu(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "single", *small, "--run.device", "cpu", "--profile.memory", "true"]) == 2
-    assert capsys.readouterr().err == (
-        "adloco: profile.memory needs a GPU, but the run is on cpu; leave it out (recipe "
-        "section [profile])\n"
-    )
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("failure", [None, ValueError("diverged"), KeyboardInterrupt()])
-def test_a_snapshot_is_written_however_the_run_ends(
-    failure: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-
-    def record(enabled: str | None = "all", *, max_entries: int = 0, stacks: str = "all") -> None:
-        calls.append(enabled)
-
-    def dump(name: str) -> None:
-        calls.append("dump")
-        Path(name).write_bytes(b"snapshot")
-
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
-    file = snapshot_file(tmp_path, torch.device("cuda", 0))
-    assert file == tmp_path / "profile" / "memory-rank0.pickle"
-    try:
-        with memory_snapshot(file):
-            if failure:
-                raise failure
-    except (ValueError, KeyboardInterrupt) as error:
-        assert error is failure
-    assert calls == ["all", "dump", None]
-    assert file.read_bytes() == b"snapshot"

@@ -21,7 +21,7 @@ from adloco.algorithms.method import (
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, OuterMean
 from adloco.algorithms.stage import Option
 from adloco.config.register import Register, summary
-from adloco.config.settings import MemorySettings, PlacementSettings, ProfileSettings, RunSettings
+from adloco.config.settings import MemorySettings, PlacementSettings, RunSettings
 from adloco.data.data_settings import DataSettings
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.plain import PlainWire
@@ -175,7 +175,6 @@ class Recipe:
     fates: MergeFates = _in("merge")
     evaluation: EvaluationSettings
     memory: MemorySettings
-    profile: ProfileSettings
     options: Mapping[str, Option]
     """The options of lab/, by their keys."""
 

@@ -1,4 +1,4 @@
-"""Settings of a run as a whole: its length and folder, its ranks, memory and profile."""
+"""Settings of a run as a whole: its length and folder, its ranks and its memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -200,13 +200,3 @@ class MemorySettings:
     def __post_init__(self) -> None:
         require_range(self, "gib", at_least=0)
         require_range(self, "fraction", above=0, at_most=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileSettings:
-    """Records of a run's use of resources, besides the metrics."""
-
-    memory: bool = setting(False, resume="free", of_rank=True, traceless=True)
-    """On a GPU: record PyTorch's history of memory allocations in the first process, and write it
-    to profile/memory-rank0.pickle at the end.
-    """

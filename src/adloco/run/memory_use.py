@@ -1,5 +1,5 @@
 """Measures this process's memory in each phase of a round: its peak, and its size at the phase's
-end. On a GPU it can also write PyTorch's memory snapshot.
+end.
 
 On a GPU the numbers are those of torch's allocator. On a CPU they are the resident memory of the
 process, the interpreter and all libraries included. Linux can reset a process's peak (`proc(5)`,
@@ -16,12 +16,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from adloco.errors import require
 from adloco.late import torch
 
 PHASES = ("inner_steps", "sync", "evaluation", "checkpoint")
-SNAPSHOT_EVENTS = 100_000
-"""A snapshot keeps this many allocations and frees, the latest ones."""
 Usage = dict[str, dict[str, int | None]]
 """Phase -> peak_bytes, current_bytes."""
 
@@ -95,36 +92,3 @@ def forget_peak(device: torch.device) -> None:
         return
     with contextlib.suppress(OSError):  # Not Linux, or not allowed here.
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def snapshot_file(folder: Path, device: torch.device) -> Path:
-    """File in a run's folder for rank 0's memory snapshot, which pytorch.org/memory_viz shows.
-
-    Raises:
-        ValueError: The device is not a GPU.
-    """
-    require(
-        device.type == "cuda",
-        f"profile.memory needs a GPU, but the run is on {device}; leave it out (recipe section "
-        "[profile])",
-    )
-    return folder / "profile" / "memory-rank0.pickle"
-
-
-@contextlib.contextmanager
-def memory_snapshot(file: Path | None) -> Iterator[None]:
-    """Record PyTorch's GPU allocations within the context.
-
-    Args:
-        file: Where to write them when the context ends, also by an error; None records nothing.
-    """
-    if file is None:
-        yield
-        return
-    torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_EVENTS, stacks="python")
-    try:
-        yield
-    finally:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
-        torch.cuda.memory._record_memory_history(enabled=None)

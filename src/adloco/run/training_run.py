@@ -39,7 +39,7 @@ from adloco.run.folder import (
 from adloco.run.json_files import write_json
 from adloco.run.lengthening import with_longer_schedule
 from adloco.run.machine_folders import fetch_folder, in_turn
-from adloco.run.memory_use import Memory, memory_snapshot, snapshot_file
+from adloco.run.memory_use import Memory
 from adloco.run.model_flops import use_per_token
 from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records
@@ -133,7 +133,6 @@ class TrainingRun:
         self._use = use_per_token(model, context, self.device, placement.num_ranks)
         """MFU for each token in a second; None if it is not known."""
         self._parts = parts
-        self._snapshot = snapshot_file(folder, self.device) if recipe.profile.memory else None
         self._memory = Memory(self.device)
         self._trackers = Trackers(
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
@@ -281,7 +280,6 @@ class TrainingRun:
         with (
             locked(self.folder) if self.placement.is_rank_zero else nullcontext(),
             self._trackers.following(named_settings(self.recipe), tokens),
-            memory_snapshot(self._snapshot if self.placement.is_rank_zero else None),
         ):
             if self.placement.is_rank_zero:
                 require(
