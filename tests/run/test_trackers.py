@@ -60,23 +60,6 @@ def tensorboard_scalars(run: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def same_over_bytes(run: Path, lines: list[dict[str, Any]]) -> None:
-    """Compare the losses over bytes with metrics.jsonl; a resumed run has rounds twice, equal."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = run / "tensorboard" / "over_bytes"
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    names = {"train_loss", "val_loss", "val_perplexity", "val_bits_per_byte"}
-    assert {*events.Tags()["scalars"]} == {f"over_bytes/{name}" for name in names}
-    for name in names:
-        found = {(event.step, event.value) for event in events.Scalars(f"over_bytes/{name}")}
-        expected = [(line["bytes_communicated"], line[name]) for line in lines]
-        assert sorted(found) == [
-            (step, pytest.approx(value, rel=1e-6)) for step, value in expected if step
-        ]
-
-
 def same_as_metrics(run: Path) -> int:
     """Compare every scalar with metrics.jsonl; the number of rounds."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -86,7 +69,6 @@ def same_as_metrics(run: Path) -> int:
         assert found[line["tokens"]] == pytest.approx(
             expected(line), rel=1e-6
         )  # The files hold float32.
-    same_over_bytes(run, lines)
     return len(lines)
 
 

@@ -1,1 +1,1 @@
-"""Experiment trackers, one file each; `tracker` has their protocol."""
+"""Experiment trackers; `tracker` has their protocol, `with_accelerate` those of accelerate."""

@@ -1,10 +1,8 @@
-"""The protocol of an experiment tracker, and a function that opens accelerate's trackers."""
+"""The protocols of an experiment tracker and of its kind."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
-
-PROJECT = "adloco"
 
 
 class Tracker(Protocol):
@@ -37,29 +35,3 @@ class TrackerSettings(Protocol):
                 checkpoint are then trained, and logged, again.
         """
         ...
-
-
-def open_with_accelerate(
-    name: str, settings: Mapping[str, Any], options: Mapping[str, Any]
-) -> Tracker:
-    """Start the tracker of this name in accelerate and give it the settings.
-
-    Args:
-        name: Key in accelerate's `LOGGER_TYPE_TO_CLASS`.
-        settings: Every setting by `section.key`; empty: none are stored.
-        options: Arguments of the tracker's class.
-    """
-    from accelerate.state import PartialState
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-    from accelerate.utils import patch_environment
-
-    # accelerate's trackers ask its PartialState which process is the main one. With these variables
-    # PartialState takes this process for the only one, on the CPU: it neither joins nor starts a
-    # process group, and changes neither the current device nor the number of threads.
-    with patch_environment(LOCAL_RANK=-1, ACCELERATE_TORCH_DEVICE="cpu"):
-        PartialState()
-    tracker = LOGGER_TYPE_TO_CLASS[name](**options)
-    tracker.start()
-    if settings:
-        tracker.store_init_configuration(dict(settings))
-    return tracker  # type: ignore[no-any-return]

@@ -1,0 +1,89 @@
+"""The experiment trackers that accelerate knows, each with the options of its class there."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from adloco.tracking.tracker import Tracker
+
+PROJECT = "adloco"
+
+
+class TensorBoard:
+    """TensorBoard, with its files in the folder tensorboard of the run."""
+
+    key: ClassVar[str] = "tensorboard"
+
+    def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
+        # A resumed run writes the rounds after its checkpoint again: purge_step hides the old ones.
+        options = {"run_name": self.key, "logging_dir": folder, "purge_step": tokens + 1}
+        return _opened(self.key, settings, options)
+
+
+class Wandb:
+    """Weights & Biases, in the project WANDB_PROJECT or adloco."""
+
+    key: ClassVar[str] = "wandb"
+
+    def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
+        options = {"run_name": os.environ.get("WANDB_PROJECT", PROJECT), "name": folder.name}
+        return _opened(self.key, settings, options)
+
+
+class ClearML:
+    """ClearML, in the project adloco."""
+
+    key: ClassVar[str] = "clearml"
+
+    def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
+        # Turns off ClearML's hooks on torch.save, argparse and TensorBoard.
+        options = {
+            "run_name": PROJECT,
+            "task_name": folder.name,
+            "auto_connect_frameworks": False,
+            "auto_connect_arg_parser": False,
+        }
+        return _opened(self.key, settings, options)
+
+
+class MLflow:
+    """MLflow, in the experiment adloco."""
+
+    key: ClassVar[str] = "mlflow"
+
+    def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
+        return _opened(self.key, settings, {"experiment_name": PROJECT, "run_name": folder.name})
+
+
+class Trackio:
+    """Trackio, in the project adloco."""
+
+    key: ClassVar[str] = "trackio"
+
+    def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
+        options = {"run_name": PROJECT, "name": folder.name, "resume": "allow"}
+        return _opened(self.key, settings, options)
+
+
+def _opened(name: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Tracker:
+    """Start the tracker of this name in accelerate and give it the settings.
+
+    Args:
+        name: Key in accelerate's `LOGGER_TYPE_TO_CLASS`.
+        settings: Every setting by `section.key`.
+        options: Arguments of the tracker's class.
+    """
+    from accelerate.state import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+    from accelerate.utils import patch_environment
+
+    # accelerate's trackers ask its PartialState which process is the main one. With these variables
+    # PartialState takes this process for the only one, on the CPU: it neither joins nor starts a
+    # process group, and changes neither the current device nor the number of threads.
+    with patch_environment(LOCAL_RANK=-1, ACCELERATE_TORCH_DEVICE="cpu"):
+        PartialState()
+    tracker = LOGGER_TYPE_TO_CLASS[name](**options)
+    tracker.start()
+    tracker.store_init_configuration(dict(settings))
+    return tracker  # type: ignore[no-any-return]
