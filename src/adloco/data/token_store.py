@@ -1,21 +1,23 @@
 """A token store on disk that grows: chunks of rows are tokenised and appended. Each chunk is
 committed as a whole, so that a process that continues after a kill ends with the same bytes.
 
-A chunk is committed by replacing meta.json, after its tokens and its digest were written. Bytes
-beyond the committed ones come from a chunk that was cut off, and are overwritten. The digest of
-chunk i covers the texts of chunks 0 .. i: two stores with the same digest hold the same text.
-What was changed from outside is found by checksums of blocks of tokens, see token_checksums.py.
+A chunk is committed by replacing meta.json, after its tokens and its record in chunks.bin were
+written. Bytes beyond the committed ones come from a chunk that was cut off, and are overwritten.
+The text digest in the record of chunk i covers the texts of chunks 0 .. i: two stores with the same
+digest hold the same text. Tokens that were changed from outside are found by their own digests.
 """
 
 import hashlib
 import json
+import random
 import shutil
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -24,22 +26,19 @@ from pydantic import TypeAdapter
 
 from adloco.data.encoding import Arrays, Chunk, encode_chunks
 from adloco.data.rows import Split
-from adloco.data.token_checksums import (
-    RECORD,
-    block_records,
-    changed,
-    check_blocks,
-    sample_blocks,
-    sums_file,
-)
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.errors import require
 from adloco.whole_file import checksum, checksums, write_text
 
-DIGESTS, META = "digests.bin", "meta.json"
+CHUNKS, META = "chunks.bin", "meta.json"
 DIGEST_BYTES = 16
+RECORD = struct.Struct("<16sQ16sQ16s")
+"""A chunk in chunks.bin: the digest of all texts up to its end; then for each split the number of
+tokens up to its end, and the digest of its own tokens.
+"""
+SAMPLED_CHUNKS = 8
+"""Chunks whose tokens are compared with their digests when a store is opened."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
-FORMAT = 2
 WAIT_SECONDS = 1.0
 """Wait of a process for the lock before it looks at what another one has appended."""
 
@@ -48,9 +47,9 @@ WAIT_SECONDS = 1.0
 class State:
     """Contents of a store, and the place where its source continues."""
 
-    format: int = FORMAT
+    format: Literal[3] = 3
     source: str
-    dtype: str
+    dtype: Literal["uint16", "uint32"]
     train: int = 0
     """Tokens to train on."""
     validation: int = 0
@@ -67,8 +66,6 @@ class State:
     file_rows: list[int] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     complete: bool = False
-    blocks: dict[Split, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    """Blocks of each split that have checksums."""
     tokenizer: dict[str, str] = field(default_factory=dict)
     """Checksums of the tokenizer's files."""
 
@@ -93,7 +90,7 @@ class TokenStore:
         """Open the folder. If it is new or incomplete, begin it with this tokenizer.
 
         Raises:
-            ValueError: A file of the tokenizer, or one of the blocks of tokens that are read to
+            ValueError: A file of the tokenizer, or one of the chunks of tokens that are read to
                 find out, was changed.
         """
         self.folder = folder
@@ -111,9 +108,9 @@ class TokenStore:
         for name, expected in self.state.tokenizer.items():
             require(
                 (folder / name).is_file() and checksum(folder / name) == expected,
-                changed(folder, name),
+                _changed(folder, name),
             )
-        for _ in self._check(sample_blocks):
+        for _ in self._check(sample_chunks(self.state.chunks)):
             pass
         self.tokenizer = load_tokenizer(folder)
 
@@ -155,25 +152,36 @@ class TokenStore:
 
     def digest(self, chunks: int) -> str:
         """Digest of the texts of the first `chunks` chunks."""
-        with (self.folder / DIGESTS).open("rb") as file:
-            file.seek((chunks - 1) * DIGEST_BYTES)
+        with (self.folder / CHUNKS).open("rb") as file:
+            file.seek((chunks - 1) * RECORD.size)
             return file.read(DIGEST_BYTES).hex()
 
     def verify(self) -> Iterator[int]:
-        """Compare all tokens with their checksums.
+        """Compare all tokens with their digests.
 
         Yields:
-            The number of tokens of each block, after it was compared.
+            The number of tokens of each chunk, after it was compared.
 
         Raises:
-            ValueError: A block was changed.
+            ValueError: A chunk was changed.
         """
-        return self._check(range)
+        return self._check(range(self.state.chunks))
 
-    def _check(self, choose: Callable[[int], Sequence[int]]) -> Iterator[int]:
-        """Compare the blocks that are chosen out of so many."""
-        for split, count in self.state.blocks.items():
-            yield from check_blocks(self.folder, split, self.tokens(split), choose(count))
+    def _check(self, chosen: Sequence[int]) -> Iterator[int]:
+        """Compare the chunks of these numbers; see `verify`."""
+        tokens = [self.tokens(split) for split in SPLITS]
+        records = (self.folder / CHUNKS).read_bytes()
+        for chunk in chosen:
+            # No chunk comes before the first: its tokens begin at 0.
+            before = RECORD.unpack_from(records, (chunk - 1) * RECORD.size) if chunk else (0,) * 5
+            record = RECORD.unpack_from(records, chunk * RECORD.size)
+            compared = 0
+            for split, own, at in zip(SPLITS, tokens, (1, 3), strict=True):
+                start, end, expected = before[at], record[at], record[at + 1]
+                known = start <= end <= len(own) and _digest(own[start:end]) == expected
+                require(known, _changed(self.folder, f"{split}.bin"))
+                compared += end - start
+            yield compared
 
     def _advance(self, pool: Executor | None, ahead: int) -> None:
         state = _read(self.folder)
@@ -196,7 +204,6 @@ class TokenStore:
                 getattr(state, split) * np.dtype(state.dtype).itemsize,
                 arrays[split].tobytes(),
             )
-        blocks = self._append_sums(state, arrays)
         digest = hashlib.sha256(bytes.fromhex(state.digest))
         for split in SPLITS:
             for text in chunk.texts[split]:
@@ -204,27 +211,21 @@ class TokenStore:
                 content = text.encode("utf-8")
                 digest.update(split.encode() + len(content).to_bytes(8, "little") + content)
         name = digest.digest()[:DIGEST_BYTES]
-        _write_at(self.folder / DIGESTS, state.chunks * DIGEST_BYTES, name)
+        train, validation = (getattr(state, split) + len(arrays[split]) for split in SPLITS)
+        sums = [_digest(arrays[split]) for split in SPLITS]
+        record = RECORD.pack(name, train, sums[0], validation, sums[1])
+        _write_at(self.folder / CHUNKS, state.chunks * RECORD.size, record)
         after = replace(
             state,
-            train=state.train + len(arrays["train"]),
-            validation=state.validation + len(arrays["validation"]),
+            train=train,
+            validation=validation,
             documents=state.documents + sum(len(texts) for texts in chunk.texts.values()),
             chunks=state.chunks + 1,
             digest=name.hex(),
-            blocks=blocks,
             **chunk.after,
         )
         _commit(self.folder, after)
         return after
-
-    def _append_sums(self, state: State, arrays: Arrays) -> dict[Split, int]:
-        """Append the checksums of a chunk; returns the blocks of each split after it."""
-        records = {split: block_records(arrays[split], getattr(state, split)) for split in SPLITS}
-        for split in SPLITS:
-            file, offset = sums_file(self.folder, split), state.blocks[split] * RECORD.size
-            _write_at(file, offset, b"".join(records[split]))
-        return {split: state.blocks[split] + len(records[split]) for split in SPLITS}
 
 
 def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
@@ -236,10 +237,8 @@ def _begin(folder: Path, source: str, tokenizer: Tokenizer) -> None:
         dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32",
         tokenizer=checksums(folder),
     )
-    for name in (*(f"{split}.bin" for split in SPLITS), DIGESTS):
+    for name in (*(f"{split}.bin" for split in SPLITS), CHUNKS):
         (folder / name).touch()
-    for split in SPLITS:
-        sums_file(folder, split).touch()
     _commit(folder, state)
 
 
@@ -253,31 +252,45 @@ def _read(folder: Path) -> State:
     Raises:
         ValueError: Its file is damaged.
     """
-    content = json.loads((folder / META).read_text(encoding="utf-8"))
-    known = {each.name for each in fields(State)}
-    require(
-        content.keys() == known and content["dtype"] in ("uint16", "uint32"),
-        f"{folder / META} is damaged; remove {folder}, and it is made again",
-    )
-    return TypeAdapter(State).validate_python(content)
+    try:
+        return TypeAdapter(State).validate_json((folder / META).read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / META} is damaged; remove {folder}, and it is made again"
+        ) from error
 
 
 def _intact(folder: Path) -> bool:
     """True if the folder is a store of this format that has all committed bytes."""
     try:
         state = _read(folder)
-    except (OSError, ValueError, TypeError, RecursionError):  # None is there, or no JSON object.
-        return False
-    if state.format != FORMAT:
+    except (OSError, ValueError):  # None is there, or of another format.
         return False
     sizes = {
         f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
-    } | {DIGESTS: state.chunks * DIGEST_BYTES}
-    for split, blocks in state.blocks.items():
-        sizes[sums_file(folder, split).name] = blocks * RECORD.size
+    } | {CHUNKS: state.chunks * RECORD.size}
     return all(
         (folder / name).exists() and (folder / name).stat().st_size >= size
         for name, size in sizes.items()
+    )
+
+
+def sample_chunks(count: int) -> list[int]:
+    """Some of this many chunks: always the same, the first and the last among them."""
+    inner = range(1, count - 1)
+    chosen = random.Random(0).sample(inner, min(len(inner), SAMPLED_CHUNKS - 2))
+    return sorted({*chosen, *range(count)[:1], *range(count)[-1:]})
+
+
+def _digest(tokens: NDArray[Any]) -> bytes:
+    return hashlib.sha256(tokens.tobytes()).digest()[:DIGEST_BYTES]
+
+
+def _changed(folder: Path, name: str) -> str:
+    """A sentence that says that a file of a token store was changed."""
+    return (
+        f"{folder / name} in the token cache is not what was written there; remove {folder}, and "
+        "it is made again from the text"
     )
 
 
