@@ -29,8 +29,6 @@ class Probe(RanksCommand):
 
     key = "probe"
     summary = "measure the largest micro-batch that fits in memory"
-    again: bool = argument(False)
-    """Measure even if the answer is known from before."""
     throughput: Path | None = argument(None, "CLUSTER.toml")
     """Description of a cluster to write what was measured to; what else it has is kept."""
     micro_batches: list[int] = argument([], "SIZE,...")
@@ -68,7 +66,7 @@ class Probe(RanksCommand):
         from adloco.run.start import open_recipe
 
         with console.status("training steps of rising size ..."):
-            found = probe(open_recipe(recipe), again=self.again)
+            found = probe(open_recipe(recipe))
         table = table_of(
             *("micro-batch", "peak memory of a worker", "part of its budget"),
             *("seconds per step", "samples per second", "fits"),
@@ -84,11 +82,10 @@ class Probe(RanksCommand):
                 "yes" if row.fits else "no",
             )
         console.print(table)
-        again = " (known from before; --again measures again)" if found.cached else ""
         budget = f"a budget of {found.budget_bytes / 2**20:,.0f} MiB for each worker of a rank"
         largest = found.max_micro_batch
         console.print(
-            f"largest micro-batch: {largest} samples within {budget}{again}\n"
+            f"largest micro-batch: {largest} samples within {budget}\n"
             f'use it with --switch.max_micro_batch {largest}, or "auto"',
             soft_wrap=True,
         )
@@ -106,8 +103,7 @@ class Probe(RanksCommand):
             opened = open_recipe(recipe)
             found = measure_throughput(
                 opened,
-                sorted({*self.micro_batches})
-                or doublings(probe(opened, again=self.again).max_micro_batch),
+                sorted({*self.micro_batches}) or doublings(probe(opened).max_micro_batch),
                 on_micro_batch=lambda size: status.update(
                     f"training {STEPS} steps with micro-batches of {size} ..."
                 ),

@@ -72,8 +72,8 @@ class DataSettings:
     spread evenly over the rows, or, if a path has too few rows for one, of the end of each.
     """
     cache: str = setting("", resume="free", of_rank=True)
-    """Folder of the caches: tokenised text, and results of adloco probe. Empty: adloco in the
-    folder that XDG_CACHE_HOME names, or ~/.cache/adloco without that variable.
+    """Folder of the caches of tokenised text. Empty: adloco in the folder that XDG_CACHE_HOME
+    names, or ~/.cache/adloco without that variable.
     """
 
     def __post_init__(self) -> None:

@@ -7,19 +7,11 @@ less the trainers' global parameters and outer momentum, divided by the workers 
 device.
 """
 
-import hashlib
-import json
 import math
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from importlib import metadata
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from pydantic import TypeAdapter
 
-from adloco.config.recipe_text import to_values
-from adloco.data.files import cache_folder
 from adloco.errors import OutOfMemoryError, require
 from adloco.models.source import num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
@@ -40,25 +32,18 @@ class Probe:
     """Memory that one worker may take."""
     measured: tuple[Measured, ...]
     """Every size that was measured, in rising order."""
-    cached: bool = False
-    """True if the answer comes from an earlier probe."""
 
 
-def probe(opened: Opened, *, again: bool = False) -> Probe:
+def probe(opened: Opened) -> Probe:
     """Find the largest micro-batch that fits.
 
     Args:
         opened: The recipe, whose task provides the longest samples.
-        again: Measure even if the cache has an answer for the same model, settings and device.
 
     Raises:
         ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
     """
     recipe, placement = opened.recipe, opened.placement
-    file = cache_folder(recipe.data.cache) / "probes" / f"{_key(opened)}.json"
-    known = placement.agree("" if again else _text(file))
-    with suppress(ValueError):  # Nothing, or damaged.
-        return replace(TypeAdapter(Probe).validate_json(known), cached=True)
     limit, budget = _limits(opened)
     worker = ProbeWorker(opened, opened.task.largest_source())
 
@@ -77,17 +62,7 @@ def probe(opened: Opened, *, again: bool = False) -> Probe:
     # batch.maximum.
     largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
     found, measured = largest_micro_batch(measure, limit_bytes=limit, largest=largest)
-    result = Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured))
-    if placement.is_rank_zero:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(result), indent=2) + "\n")
-    return result
-
-
-def _text(file: Path) -> str:
-    with suppress(OSError, ValueError):
-        return file.read_text(encoding="utf-8")
-    return ""
+    return Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured))
 
 
 def _limits(opened: Opened) -> tuple[int, int]:
@@ -113,36 +88,6 @@ def _limits(opened: Opened) -> tuple[int, int]:
         "more memory",
     )
     return (free - outer) // together, budget
-
-
-def _key(opened: Opened) -> str:
-    """A digest of everything on which the answer depends."""
-    recipe, builder, placement = opened.recipe, opened.builder, opened.placement
-    device, values = placement.device, to_values(recipe)
-    about = [
-        builder.config.to_dict(),
-        asdict(builder.options),
-        values["task"],
-        recipe.data.tokenizer,
-        recipe.data.context_tokens,
-        values["inner"],
-        asdict(recipe.method),
-        asdict(recipe.memory),
-        asdict(recipe.outer_memory),
-        option_copies(recipe, 1, device),
-        recipe.batch.measurement,
-        recipe.keeps_residuals,
-        recipe.batch.fewest_groups,
-        recipe.guards.maximum,
-        recipe.run.compile,
-        str(opened.precision),
-        placement.num_ranks,
-        placement.ranks_per_worker,
-        placement.shards,
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        metadata.version("torch"),
-    ]
-    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def _free_bytes(gib: float, device: torch.device) -> int:
