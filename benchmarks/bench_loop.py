@@ -18,7 +18,9 @@ from adloco import (
     TensorSource,
 )
 from adloco.algorithms.method import Source
-from adloco.models.sources.llama import LlamaShape, build_llama
+from adloco.models.build import ModelBuilder
+from adloco.models.source import ModelOptions
+from adloco.models.sources.llama import LlamaShape
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.tasks.language_model import next_token_loss
@@ -36,8 +38,14 @@ def problem(width: int, *, layers: int = 4, streams: int = 1) -> Problem:
     ids = torch.randint(
         0, VOCABULARY, (4000, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
     )
+    builder = ModelBuilder(
+        config=shape.config(VOCABULARY),
+        head="AutoModelForCausalLM",
+        options=ModelOptions(),
+        seed=0,
+    )
     return Problem(
-        build_model=lambda: build_llama(shape, VOCABULARY, seed=0),
+        build_model=builder.whole,
         loss_fn=next_token_loss,
         data=TensorSource(ids, num_streams=streams),
     )

@@ -29,6 +29,9 @@ from adloco.algorithms.method import Source
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.comm.comm import Comm
+from adloco.models.build import ModelBuilder
+from adloco.models.source import ModelOptions
+from adloco.models.sources.llama import LlamaShape
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -326,3 +329,13 @@ def without_timings(line: dict[str, Any]) -> dict[str, Any]:
     of_the_machine += ("rows_read", "rows_per_second")  # What the cache has already is not read.
     decided = {key: value for key, value in line.items() if key not in of_the_machine}
     return decided | {"sync": {key: line["sync"][key] for key in ("bytes", "compression_ratio")}}
+
+
+def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
+    """A causal Llama with memory on the CPU and weights drawn from the seed."""
+    return ModelBuilder(
+        config=shape.config(vocab_size),
+        head="AutoModelForCausalLM",
+        options=ModelOptions(),
+        seed=seed,
+    ).whole()

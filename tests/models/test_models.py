@@ -15,10 +15,10 @@ from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.build import ModelBuilder
 from adloco.models.source import Head, ModelOptions
-from adloco.models.sources.llama import LlamaShape, build_llama
+from adloco.models.sources.llama import LlamaShape
 from adloco.models.sources.named_model import NamedModel
 from adloco.tasks.language_model import next_token_loss
-from tests.problems import cases, tokens
+from tests.problems import build_llama, cases, tokens
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64)
 

@@ -18,7 +18,7 @@ from adloco import InnerAdamW
 from adloco.cli.main import main
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
-from adloco.models.sources.llama import LlamaShape, build_llama
+from adloco.models.sources.llama import LlamaShape
 from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import (
@@ -28,7 +28,7 @@ from adloco.tasks.language_model import (
     next_token_loss,
 )
 from adloco.tasks.task import TaskData
-from tests.problems import make_run
+from tests.problems import build_llama, make_run
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64)
 

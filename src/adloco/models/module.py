@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -120,7 +120,7 @@ class ModuleBuilder:
 
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
 
     @staticmethod
     def load_config(folder: Path) -> ModuleConfig:

@@ -3,8 +3,7 @@
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,18 +39,6 @@ class ProblemModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemConfig:
-    """Description of the model of a problem, kept in a run folder."""
-
-    shapes: Mapping[str, list[int]]
-    """Shape of each parameter, by name."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProblemBuilder:
     """Builds the model of a problem, with the seed of the run."""
 
@@ -78,10 +65,9 @@ class ProblemBuilder:
         return list(self._named.values())
 
     @property
-    def config(self) -> ProblemConfig:
-        return ProblemConfig(
-            shapes={name: list(tensor.shape) for name, tensor in self._named.items()}
-        )
+    def config(self) -> dict[str, list[int]]:
+        """The shape of each parameter, by name."""
+        return {name: list(tensor.shape) for name, tensor in self._named.items()}
 
     @property
     def filling(self) -> Fill | None:
@@ -100,8 +86,8 @@ class ProblemBuilder:
 
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(self.config.to_dict(), indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
 
     @staticmethod
-    def load_config(folder: Path) -> ProblemConfig:
-        return ProblemConfig(**json.loads((folder / CONFIG).read_text()))
+    def load_config(folder: Path) -> Any:
+        return json.loads((folder / CONFIG).read_text())

@@ -108,8 +108,7 @@ class ModelSource(Protocol):
             vocab_size: Number of ids of the tokenizer.
 
         Returns:
-            An object with `vocab_size`, `model_type` and `to_dict()`, as configurations of
-            transformers have them.
+            An object with `vocab_size`, as configurations of transformers have it.
         """
         ...
 

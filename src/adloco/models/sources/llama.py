@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from adloco.errors import SettingError, require_choices, require_range
-from adloco.models.source import MOST_LAYERS, Builder, ModelOptions
+from adloco.models.source import MOST_LAYERS, Builder
 from adloco.setting import setting
-
-if TYPE_CHECKING:
-    from torch import nn
 
 LARGEST_SIZE = 1 << 24
 """Sizes from here on are mistakes, and their products overflow."""
@@ -124,21 +121,3 @@ class LlamaShape:
             rms_norm_eps=sizes.rms_norm_eps,
             tie_word_embeddings=self.tie_embeddings,
         )
-
-
-def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:
-    """Build a causal Llama with memory on the CPU and weights drawn from the seed.
-
-    Args:
-        shape: Sizes of the model.
-        vocab_size: Number of ids of the tokenizer, for a shape without a vocabulary.
-        seed: Seed of the weights.
-    """
-    from adloco.models.build import ModelBuilder
-
-    return ModelBuilder(
-        config=shape.config(vocab_size),
-        head="AutoModelForCausalLM",
-        options=ModelOptions(),
-        seed=seed,
-    ).whole()

@@ -1,7 +1,7 @@
 """A plain `nn.Module` of the user's own, from a function that is named by a dotted path."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from adloco.dotted_path import load_object
@@ -14,15 +14,9 @@ from adloco.setting import setting
 class ModuleConfig:
     """The dotted path of the user's function, and what it is called with."""
 
-    model_type: ClassVar[str] = "module"
-
     factory: str
     arguments: Mapping[str, Any]
     vocab_size: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
