@@ -12,7 +12,6 @@ from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 if TYPE_CHECKING:
-    from adloco.data.preparation import Preparation
     from adloco.data.token_cache import TokenCache
     from adloco.data.token_store import State
 
@@ -34,8 +33,8 @@ class Prepare(RecipeCommand):
 
     def run(self) -> int:
         from adloco.cli.data_check import check_labelled, check_packed
-        from adloco.data.preparation import prepare
         from adloco.data.sources import HOLD_OUT_MORE, check_one_window
+        from adloco.data.token_cache import begin_cache
         from adloco.distributed.launch.local_ranks import INTERRUPTED
         from adloco.distributed.placement.threads import num_cores
         from adloco.tasks.kinds.classification_settings import ClassificationSettings
@@ -51,10 +50,15 @@ class Prepare(RecipeCommand):
             "a run of this task tokenises its texts when it starts",
         )
         processes = num_cores() if self.processes is None else self.processes
-        preparation = prepare(recipe.data, processes)
-        cache = preparation.cache
+        require(processes >= 1, f"--processes must be >= 1, got {processes}")
+        require(
+            not recipe.data.streaming or recipe.data.samples > 0,
+            "data.streaming is true, so say how much to prepare; set data.samples, or "
+            "data.streaming to false for all of it",
+        )
+        cache = begin_cache(recipe.data)
         try:
-            state = _show(preparation, console)
+            state = _fill(cache, processes, console)
         except KeyboardInterrupt:
             console.print(
                 f"stopped; {cache.store.state.rows:,} rows are in {cache.folder}, "
@@ -79,17 +83,21 @@ class Prepare(RecipeCommand):
         return 0
 
 
-def _show(preparation: "Preparation", console: Console) -> "State":
+def _fill(cache: "TokenCache", processes: int, console: Console) -> "State":
     """Tokenise, and show how far it is."""
-    state = preparation.cache.store.state
+    from adloco.data.preparation import fill
+
+    state, data = cache.store.state, cache.data
+    limits = [data.samples, *([data.validation_samples] if data.validation_split else [])]
+    most = sum(limits) if all(limits) else None
     rows_before, started = state.rows, time.monotonic()
     rows = rows_before
     with shown_progress(console, "tokenising", done=rows) as advance:
-        for state in preparation.states():
+        for state in fill(cache, processes):
             speed = (state.rows - rows_before) / max(1e-9, time.monotonic() - started)
             tokens = state.train + state.validation
             numbers = f"{state.rows:,} rows, {tokens:,} tokens, {speed:,.0f} rows/s"
-            advance(state.rows - rows, preparation.total_rows, numbers)
+            advance(state.rows - rows, most, numbers)
             rows = state.rows
     return state
 

@@ -8,65 +8,32 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from adloco.data.data_settings import DataSettings
 from adloco.data.encoding import begin_process
-from adloco.data.token_cache import TokenCache, begin_cache
+from adloco.data.token_cache import TokenCache
 from adloco.data.token_store import State
-from adloco.errors import require
 
 CHUNKS_PER_PROCESS = 2
 """Chunks of rows in flight for each process, so that no process waits for the writer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """A token cache and the number of processes that fill it."""
-
-    cache: TokenCache
-    processes: int
-    """Processes that tokenise; with 1, this process does it."""
-
-    @property
-    def total_rows(self) -> int | None:
-        """Largest number of rows that will be read; None if the recipe sets no limit."""
-        data = self.cache.data
-        limits = (
-            [data.samples, data.validation_samples] if data.validation_split else [data.samples]
-        )
-        return sum(limits) if all(limits) else None
-
-    def states(self) -> Iterator[State]:
-        """Fill the cache, continuing from its content; yields its state first and after each
-        chunk.
-        """
-        yield self.cache.store.state
-        if self.cache.store.state.complete:
-            return
-        with _pool(self.processes) as pool:
-            yield from self.cache.store.grow(
-                lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * self.processes
-            )
-
-
-def prepare(data: DataSettings, processes: int) -> Preparation:
-    """Open the token cache of a source; filling it continues from what was prepared before.
+def fill(cache: TokenCache, processes: int) -> Iterator[State]:
+    """Fill a cache, continuing from its content; yields its state first and after each chunk.
 
     Args:
-        data: Names the source and the tokenizer.
-        processes: Number of processes that tokenise, at least 1.
+        cache: From `begin_cache`.
+        processes: Processes that tokenise; with 1, this process does it.
 
     Raises:
-        ValueError: A setting does not fit, or the source cannot be read.
+        ValueError: The source cannot be read.
     """
-    require(processes >= 1, f"--processes must be >= 1, got {processes}")
-    require(
-        not data.streaming or data.samples > 0,
-        "data.streaming is true, so say how much to prepare; set data.samples, or data.streaming "
-        "to false for all of it",
-    )
-    return Preparation(cache=begin_cache(data), processes=processes)
+    store = cache.store
+    yield store.state
+    if not store.state.complete:
+        with _pool(processes) as pool:
+            yield from store.grow(
+                lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * processes
+            )
 
 
 @contextmanager
