@@ -4,14 +4,12 @@ import errno
 import fcntl
 import os
 import re
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.run import folder as folders
 from adloco.run.folder import claimed, is_locked, locked, new_folder
 
 TIME = r"-\d{8}-\d{6}-\d{6}"
@@ -69,24 +67,7 @@ def test_runs_that_start_together_have_folders_of_their_own_which_sort_by_time()
     assert names == sorted(names)
 
 
-class Stopped(datetime):
-    """A clock that stands still."""
-
-    @classmethod
-    def now(cls, tz: object = None) -> "Stopped":
-        return cls(2026, 11, 22)
-
-
-def test_runs_of_one_moment_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "datetime", Stopped)
-    with (
-        new_folder(recipe()) as first,
-        new_folder(recipe()) as second,
-        new_folder(recipe()) as third,
-    ):
-        assert first.name == "diloco-nano-stdlib-20261122-000000-000000"
-        assert (second.name, third.name) == (f"{first.name}-2", f"{first.name}-3")
-    Path("runs").rmdir()
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
     Path("runs").touch()
     with pytest.raises(ValueError, match="cannot be made"), new_folder(recipe()):
         pass

@@ -1,10 +1,9 @@
 """A run folder: its name, those of its files, and its lock, which one process at a time holds."""
 
 import fcntl
-import itertools
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -51,51 +50,35 @@ def claimed(recipe: Recipe) -> Iterator[Path]:
 def new_folder(recipe: Recipe) -> Iterator[Path]:
     """Make the folder of a new run: `run.folder`, or runs/RECIPE-MODEL-DATA-TIME.
 
-    The names of one recipe, model and text sort by time, which has microseconds. Of runs that begin
-    in the same one, the later get a number behind it. If the folder was made here and is empty when
-    the context ends, it is removed.
+    The names of one recipe, model and text sort by time, which has microseconds. If the folder was
+    made here and is empty when the context ends, it is removed.
 
     Raises:
         ValueError: The folder has a run or other files in it, or cannot be made.
     """
     check_free(recipe)
-    chosen = Path(recipe.run.folder) if recipe.run.folder else None
-    if chosen and chosen.exists():
-        yield chosen
-        return
-    folder = _make([chosen] if chosen else _names(recipe))
+    folder = Path(recipe.run.folder or f"runs/{_name(recipe)}")
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=bool(recipe.run.folder))
+    except OSError as error:
+        raise ValueError(
+            f"run folder {str(folder)!r} cannot be made ({error.strerror}); use another "
+            "--run.folder"
+        ) from error
     try:
         yield folder
     finally:
-        if _is_empty(folder) and not is_locked(folder):
+        if made and _is_empty(folder) and not is_locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _names(recipe: Recipe) -> Iterator[Path]:
-    """Names for the folder of a new run, the best first."""
+def _name(recipe: Recipe) -> str:
+    """The name of a run's folder in runs/."""
     named = named_settings(recipe)
     model = next(named[key] for key in NAMES_OF_MODELS if key in named)
-    parts = [recipe.run.name, model, recipe.data.name]
-    name = "-".join([*filter(None, map(_safe, parts)), f"{datetime.now():{TIME}}"])
-    yield Path("runs", name)
-    yield from (Path("runs", f"{name}-{number}") for number in itertools.count(2))
-
-
-def _make(names: Iterable[Path]) -> Path:
-    """Make the first of these folders that does not exist."""
-    for folder in names:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
-        except OSError as error:
-            if not folder.exists():
-                raise ValueError(
-                    f"run folder {str(folder)!r} cannot be made ({error.strerror}); use another "
-                    "--run.folder"
-                ) from error
-        else:
-            return folder
-    raise ValueError(_taken(folder))
+    parts = map(_safe, (recipe.run.name, model, recipe.data.name))
+    return "-".join([*filter(None, parts), f"{datetime.now():{TIME}}"])
 
 
 def _safe(text: str) -> str:
