@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +13,6 @@ from adloco.run.record_types import OfRound, adapter, fault
 from adloco.whole_file import write_text
 
 T = TypeVar("T")
-TAIL_BYTES = 1 << 16
-"""Bytes of a file that are read at first to find its newest line."""
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -125,20 +122,9 @@ class RoundLines:
             yield line
 
     def newest(self) -> Record:
-        """The newest line, read from the file's end; empty if there is none."""
-        if not _there(self.file):
-            return {}
-        with self.file.open("rb") as lines:
-            size, read = lines.seek(0, os.SEEK_END), TAIL_BYTES
-            while True:
-                lines.seek(max(0, size - read))
-                complete = lines.read().split(b"\n")[:-1]
-                # The first piece may be the end of a line, unless it begins the file.
-                if len(complete) > 1 or (complete and read >= size):
-                    return _parse(complete[-1], self.file, "the last line", OfRound)
-                if read >= size:
-                    return {}
-                read *= 4
+        """The newest line; empty if there is none."""
+        complete = self._written().split(b"\n")[:-1]
+        return _parse(complete[-1], self.file, "the last line", OfRound) if complete else {}
 
     def cut(self, rounds: int) -> list[int]:
         """Remove the lines of all rounds after this many.

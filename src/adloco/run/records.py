@@ -60,7 +60,7 @@ class Records:
             self._files[name].check_unchanged(digest, rounds)
 
     def newest(self) -> Record:
-        """The newest line of metrics.jsonl, read from the file's end; empty if there is none."""
+        """The newest line of metrics.jsonl; empty if there is none."""
         return self._metrics.newest()
 
     def to_disk(self) -> None:
