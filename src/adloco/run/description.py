@@ -39,7 +39,7 @@ def write_description(parts: RunParts, folder: Path) -> None:
         write_json(
             folder / ENVIRONMENT,
             describe_environment(placement.device, parts.precision, recipe.run.seed)
-            | (parts.start.describe() if parts.start else {})
+            | ({"from_run": parts.start.origin} if parts.start else {})
             | {"notices": parts.notices, "code": code_named(to_values(recipe))},
         )
         write_text(folder / RECIPE, to_toml(recipe))

@@ -1,9 +1,8 @@
 """A new run that begins with the parameters of another run's model (`model.from_run`)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,22 +12,10 @@ from adloco.algorithms.state_parts import trainer_part
 from adloco.data.transformers_tokenizer import PRETRAINED
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.run.folder import CHECKPOINTS, TOKENIZER
+from adloco.run.folder import TOKENIZER
 from adloco.run.trained import stored_trainer
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Source of a run's first parameters, as environment.json records it."""
-
-    run: str
-    """Absolute path of the other run."""
-    checkpoint: str
-    trainer: int
-    checksums: dict[str, str]
-    """SHA-256 of the files that have the parameters, by name."""
 
 
 class WarmStart:
@@ -56,28 +43,25 @@ class WarmStart:
         )
         prefix = f"{trainer_part(trainer)}."
         files = checksums(stored.checkpoint).items()
-        self.origin = Origin(
-            run=str(folder.resolve()),
-            checkpoint=stored.checkpoint.name,
-            trainer=trainer,
-            checksums={name: found for name, found in files if name.startswith(prefix)},
+        self.origin = {
+            "run": str(folder.resolve()),
+            "checkpoint": stored.checkpoint.name,
+            "trainer": trainer,
+            "checksums": {name: found for name, found in files if name.startswith(prefix)},
+        }
+        """Source of the first parameters, as environment.json records it."""
+        self.notice = (
+            f"begins with the parameters of trainer {trainer} in {stored.checkpoint}, with new "
+            "optimizers"
         )
-        same = placement.agree(self.origin.checksums) == self.origin.checksums
+        """One sentence for a person before the first round."""
+        same = placement.agree(self.origin["checksums"]) == self.origin["checksums"]
         require(
             same, "the model of model.from_run differs between ranks; give all of them the same run"
         )
         self._folder = folder
         self._params: Sequence[Tensor] = outer["params"]
         self._buffers: Sequence[Tensor] = outer["buffers"]
-
-    @property
-    def notice(self) -> str:
-        """One sentence for a person before the first round."""
-        origin = self.origin
-        return (
-            f"begins with the parameters of trainer {origin.trainer} in "
-            f"{self._folder / CHECKPOINTS / origin.checkpoint}, with new optimizers"
-        )
 
     def of(self, problem: Problem) -> Problem:
         """The problem, with models that begin with these parameters."""
@@ -122,7 +106,3 @@ class WarmStart:
     def release(self) -> None:
         """Free the memory of the other run's model, once all models have been built."""
         self._params = self._buffers = ()
-
-    def describe(self) -> dict[str, Any]:
-        """The origin's entry in environment.json."""
-        return {"from_run": asdict(self.origin)}
