@@ -86,12 +86,13 @@ def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
         starts: Its starts and stops.
         seconds: Of training that counts so far.
     """
-    cost = failure_cost(starts)
-    times = "once" if cost.interruptions == 1 else f"{cost.interruptions} times"
+    cost = failure_cost(starts, seconds)
+    number = cost["interruptions"]
+    times = "once" if number == 1 else f"{number} times"
     return (
-        f"interrupted {times}: {cost.tokens_repeated:,} tokens repeated, "
-        f"{cost.seconds_lost:,.1f} s lost, goodput {cost.goodput(seconds):.1%}"
-        if cost.interruptions
+        f"interrupted {times}: {cost['tokens_repeated']:,} tokens repeated, "
+        f"{cost['seconds_lost']:,.1f} s lost, goodput {cost['goodput']:.1%}"
+        if number
         else ""
     )
 

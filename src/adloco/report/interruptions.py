@@ -18,14 +18,14 @@ def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[st
         starts: Its starts and stops.
         seconds: Of training that counts.
     """
-    cost = failure_cost(starts)
+    cost = failure_cost(starts, seconds)
     cards = [
-        ("interruptions", f"{cost.interruptions:,}"),
-        ("tokens repeated", f"{cost.tokens_repeated:,}"),
-        ("time lost", readable(cost.seconds_lost, TIMES)),
-        ("goodput", f"{cost.goodput(seconds):.1%}"),
+        ("interruptions", f"{cost['interruptions']:,}"),
+        ("tokens repeated", f"{cost['tokens_repeated']:,}"),
+        ("time lost", readable(cost["seconds_lost"], TIMES)),
+        ("goodput", f"{cost['goodput']:.1%}"),
     ]
-    return cards if cost.interruptions else []
+    return cards if cost["interruptions"] else []
 
 
 def interruption_table(starts: Sequence[Start]) -> Table:

@@ -8,7 +8,7 @@ from adloco.config.settings import RunSettings
 from adloco.run.budget import part_used
 from adloco.run.folder import CHECKPOINTS, RECIPE, SUMMARY, is_locked
 from adloco.run.records import METRICS, Records
-from adloco.run.starts import failure_cost, read_starts
+from adloco.run.starts import read_starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def _overview(folder: Path) -> RunOverview:
 
 def _interruptions(folder: Path) -> int | None:
     try:
-        return failure_cost(read_starts(folder)).interruptions
+        return sum(start.interrupted for start in read_starts(folder))
     except (ValueError, OSError):
         return None
 

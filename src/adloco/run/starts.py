@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -153,34 +153,22 @@ class Starts:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureCost:
-    """Work that a run has repeated and lost at its interruptions."""
+def failure_cost(starts: Sequence[Start], seconds: float) -> dict[str, Any]:
+    """Work that a run has repeated and lost at its interruptions, by the names in summary.json.
 
-    interruptions: int
-    tokens_repeated: int
-    seconds_lost: float
+    `goodput` is the part of the time, without pauses, that was training which counts: from 0 to 1.
 
-    def goodput(self, seconds: float) -> float:
-        """The part of the time, without pauses, that was training which counts: from 0 to 1.
-
-        Args:
-            seconds: The run's clock.
-        """
-        return seconds / (seconds + self.seconds_lost) if self.seconds_lost else 1.0
-
-    def summary(self, seconds: float) -> dict[str, float]:
-        """These numbers and the goodput, by their names in summary.json."""
-        return {**asdict(self), "goodput": self.goodput(seconds)}
-
-
-def failure_cost(starts: Sequence[Start]) -> FailureCost:
-    """The sum over all starts of a run."""
-    return FailureCost(
-        interruptions=sum(start.interrupted for start in starts),
-        tokens_repeated=sum(start.tokens_repeated for start in starts),
-        seconds_lost=sum(start.seconds_lost for start in starts),
-    )
+    Args:
+        starts: All starts of the run.
+        seconds: The run's clock.
+    """
+    lost = sum(start.seconds_lost for start in starts)
+    return {
+        "interruptions": sum(start.interrupted for start in starts),
+        "tokens_repeated": sum(start.tokens_repeated for start in starts),
+        "seconds_lost": lost,
+        "goodput": seconds / (seconds + lost) if lost else 1.0,
+    }
 
 
 def read_starts(folder: Path) -> list[Start]:

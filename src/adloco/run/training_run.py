@@ -410,7 +410,7 @@ class TrainingRun:
             num_parameters=self.algorithm.num_parameters,
             recipe=self.recipe.run.name,
         )
-        summary |= failure_cost(self.starts.lines).summary(summary["seconds"])
+        summary |= failure_cost(self.starts.lines, summary["seconds"])
         summary["corpus"] = self.task.corpus
         summary["sample"] = text_sample(self)
         write_json(self.folder / SUMMARY, summary)
