@@ -63,7 +63,7 @@ def test_the_first_budget_that_is_spent_ends_the_run(
 def test_the_last_step_by_hand(
     limits: dict[str, int], done: int, steps: int, final: int, samples: int
 ) -> None:
-    state: Any = SimpleNamespace(samples=done, inner_steps=0)
+    state: Any = SimpleNamespace(samples=done, inner_steps=0, in_round=False)
     size = Budget(limits=limits, tokens_per_sample=1).next_round(
         state, per_step=8, fewest=2, sync_every=20
     )
@@ -71,7 +71,7 @@ def test_the_last_step_by_hand(
 
 
 def test_a_budget_that_is_no_whole_sample_ends_with_the_next() -> None:
-    state: Any = SimpleNamespace(samples=40, inner_steps=0)
+    state: Any = SimpleNamespace(samples=40, inner_steps=0, in_round=False)
     budget = Budget(limits={"tokens": 1345}, tokens_per_sample=32)  # 42.03 samples.
     assert budget.next_round(state, per_step=8, fewest=2, sync_every=4).samples == 3
 

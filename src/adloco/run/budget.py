@@ -62,7 +62,7 @@ class Budget:
     def next_round(
         self, state: RunState, *, per_step: int, fewest: int, sync_every: int
     ) -> RoundSize:
-        """The next round: H in force, or less if the budget ends earlier.
+        """The next round: H in force, or less if the budget ends earlier; or the round in progress.
 
         A budget in tokens ends with the first whole sample that reaches it. The last inner step
         takes what is left: fewer samples than the others, or, where fewer than `fewest` would be
@@ -70,11 +70,13 @@ class Budget:
         less.
 
         Args:
-            state: The run between two rounds.
+            state: The run.
             per_step: Samples of one inner step over all trainers, as planned.
             fewest: Fewest samples that an inner step can take.
             sync_every: H in force.
         """
+        if state.in_round:
+            return RoundSize(steps=state.round_steps, per_step=per_step, final=state.final_samples)
         steps, final = sync_every, 0
         if "tokens" in self.limits:
             left = math.ceil(self.limits["tokens"] / self.tokens_per_sample) - state.samples

@@ -21,7 +21,9 @@ from adloco.metrics import (
 from adloco.options import option_metrics, unmeasured
 
 if TYPE_CHECKING:
-    from adloco.run.memory_use import Usage
+    from adloco.config.sections import Recipe
+    from adloco.run.memory_use import Memory
+    from adloco.run.run_progress import Progress
 
 SUMMARY = {
     "tokens": ROUND["tokens"],
@@ -51,46 +53,39 @@ SUMMARY = {
 
 def round_record(
     report: RoundReport,
-    measures: Sequence[Metric],
+    recipe: Recipe,
+    progress: Progress,
     *,
-    tokens_per_sample: int,
-    seconds: float,
     tokens_per_second: float,
     mfu: float | None,
-    rows_read: int | None,
-    rows_per_second: float | None,
     bytes_checkpoint: int,
-    memory_bytes: int,
-    memory: Usage,
+    memory: Memory,
     measured: Mapping[int, Mapping[str, float]],
 ) -> Record:
     """One line of metrics.jsonl.
 
     Args:
         report: What the algorithm reports of the round.
-        measures: What the task measures in an evaluation.
-        tokens_per_sample: Tokens of one sample.
-        seconds: Since the start of the run.
+        recipe: Of the run.
+        progress: Of the run after the round and its evaluation.
         tokens_per_second: In this round's training alone.
         mfu: The share of the devices' arithmetic that this is; None if it is not known.
-        rows_read: Rows of a stream read so far; None without a stream.
-        rows_per_second: Mean since this process began.
         bytes_checkpoint: Bytes of checkpoints that crossed between islands so far.
-        memory_bytes: Peak of this process so far.
-        memory: Memory by phase.
+        memory: Of this process, since the last record by phase.
         measured: Each measure by name, by trainer; empty if the round was not evaluated.
     """
+    rate, measures = progress.rows_per_second, recipe.task.measures
     best = min(measured.values(), key=lambda found: found["loss"], default={})
     known = {
-        "tokens": report.samples * tokens_per_sample,
-        "seconds": round(seconds, 3),
+        "tokens": report.samples * recipe.data.context_tokens,
+        "seconds": round(progress.seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
         "mfu": None if mfu is None else round(mfu, 4),
-        "rows_read": rows_read,
-        "rows_per_second": None if rows_per_second is None else round(rows_per_second, 1),
+        "rows_read": progress.rows,
+        "rows_per_second": None if rate is None else round(rate, 1),
         "learning_rate": report.trainers[0].learning_rate,
         "bytes_checkpoint": bytes_checkpoint,
-        "memory_bytes": memory_bytes,
+        "memory_bytes": memory.peak_bytes,
     }
 
     def evaluated(found: Mapping[str, float]) -> dict[str, float | None]:
@@ -99,7 +94,7 @@ def round_record(
     return {
         **{name: known[name] if name in known else getattr(report, name) for name in ROUND},
         **evaluated(best),
-        "memory": memory,
+        "memory": memory.take(),
         "sync": asdict(report.sync),
         "trainers": [
             _flat(trainer, "trainer") | evaluated(measured.get(trainer.trainer, {}))

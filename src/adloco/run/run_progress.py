@@ -1,10 +1,12 @@
-"""Progress of a run: its tokens, seconds and budget, including the round in progress."""
+"""Progress of a run: its tokens, its seconds and its budget, with the round in progress."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from adloco.algorithms.run_state import RunState
 from adloco.run.budget import Budget
-from adloco.run.clock import Clock
 from adloco.tasks.task import Task
 
 
@@ -26,6 +28,33 @@ class Progress:
     """Inner steps done in the round in progress; 0 between rounds."""
     round_steps: int
     """Inner steps of the round in progress; 0 between rounds."""
+
+
+class Clock:
+    """The seconds of training that count, over all processes that trained the run.
+
+    Args:
+        seconds: Those of the state from which training continues.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._counted = seconds
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that it has counted."""
+        running = 0.0 if self._since is None else time.monotonic() - self._since
+        return self._counted + running
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count seconds while the context lasts."""
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._counted, self._since = self.seconds, None
 
 
 class ProgressMeter:

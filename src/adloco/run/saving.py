@@ -78,6 +78,20 @@ class Saving:
         if self._written:
             self._written.exception()
 
+    @property
+    def advice(self) -> str:
+        """The rest of a sentence about numbers that are not finite: how to continue from the newest
+        checkpoint; empty if there is none.
+        """
+        return (
+            f"; the last good checkpoint is {self._folder / CHECKPOINTS / self.newest}; adloco "
+            f"train --resume {self._folder} continues from there, with a lower --inner.lr or "
+            "--method.max_grad_norm, with --run.on_nonfinite skip, or with --data.skip_samples N "
+            "past N samples of each stream"
+            if self.newest
+            else ""
+        )
+
     def save(self, name: str, content: Content) -> None:
         """Write a checkpoint and wait for all ranks. The part `run` comes last of all.
 

@@ -2,7 +2,7 @@
 they belong together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from adloco.config.recipe_text import idle_settings, named_settings
 from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.discovery import lab_modules
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.run import checkpoint
 from adloco.run.changes import Changed, changed_settings, is_recorded, read_changes
@@ -31,6 +32,7 @@ from adloco.run.json_files import read_json
 from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.run.part_file import DamagedCheckpointError
 from adloco.run.records import Records
+from adloco.run.recovery import Recovered, load_newest_good
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
 from adloco.tasks.task import Task
@@ -84,6 +86,30 @@ def read_run(
     stored = stored_run(folder, recipe, chosen, checkpoint.need(chosen, RUN))
     stored.check_unchanged_records()
     return stored
+
+
+def recovered_run(
+    folder: Path, recipe: Recipe, placement: Placement, copies: Mapping[str, Mapping[str, Any]]
+) -> tuple[StoredRun, Recovered]:
+    """The run in a folder at its newest good checkpoint, with its parts. Called on all ranks.
+
+    Args:
+        folder: The run's folder.
+        recipe: From `resumed_recipe`.
+        placement: The ranks.
+        copies: As in `load_newest_good`.
+
+    Raises:
+        ValueError: A file of the run was changed or is damaged, or no checkpoint is good.
+    """
+    if placement.is_rank_zero:
+        check_records(folder)  # Before training, and before a file is changed.
+    living = recipe.method.living_workers
+    found = load_newest_good(folder / CHECKPOINTS, placement, living, copies)
+    stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
+    if placement.is_rank_zero:
+        stored.check_unchanged_records()
+    return stored, found
 
 
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:

@@ -23,7 +23,6 @@ from adloco.run import checkpoint, out_of_memory
 from adloco.run.best_round import BestRound
 from adloco.run.budget import Budget, RoundSize
 from adloco.run.changes import keep_settings, skipped_by
-from adloco.run.clock import Clock
 from adloco.run.description import write_description
 from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
@@ -43,9 +42,9 @@ from adloco.run.memory_use import Memory
 from adloco.run.model_flops import use_per_token
 from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records
-from adloco.run.recovery import clear_unusable, load_newest_good
+from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
-from adloco.run.run_progress import Progress, ProgressMeter
+from adloco.run.run_progress import Clock, Progress, ProgressMeter
 from adloco.run.saving import Content, Saving
 from adloco.run.start import (
     RunParts,
@@ -60,11 +59,10 @@ from adloco.run.state_copies import Copies
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
-    check_records,
     deciding_settings,
     folder_facts,
+    recovered_run,
     resumed_recipe,
-    stored_run,
 )
 from adloco.run.text_sample import text_sample
 from adloco.run.trackers import Trackers
@@ -132,7 +130,6 @@ class TrainingRun:
         context = recipe.data.context_tokens
         self._use = use_per_token(model, context, self.device, placement.num_ranks)
         """MFU for each token in a second; None if it is not known."""
-        self._parts = parts
         self._memory = Memory(self.device)
         self._trackers = Trackers(
             recipe.run.tracker_names if placement.is_rank_zero else [], folder
@@ -140,8 +137,8 @@ class TrainingRun:
         self._start_id = placement.agree(uuid.uuid4().hex)
         self._saves = 0
         self._described: dict[str, Any] = {}
-        self._bytes_checkpoint = 0
-        self._clock = Clock()
+        self._bytes_checkpoint = stored.about["bytes_checkpoint"] if stored else 0
+        self._clock = Clock(stored.about["seconds"] if stored else 0.0)
         self._meter = ProgressMeter(self._budget, self._clock, self.task)
 
     @staticmethod
@@ -170,9 +167,10 @@ class TrainingRun:
     def _begin(parts: RunParts, folder: Path, copies: Copies | None) -> "TrainingRun":
         """A new run in an empty folder, whose lock rank 0 holds."""
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
-        run = TrainingRun(replace(parts, recipe=named), folder, copies=copies)
+        parts = replace(parts, recipe=named)
+        run = TrainingRun(parts, folder, copies=copies)
         try:
-            write_description(run._parts, folder)
+            write_description(parts, folder)
             if copies:
                 copies.place(folder, run.placement, run.recipe.run.copy_every)
             run._described = folder_facts(folder)
@@ -223,13 +221,8 @@ class TrainingRun:
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
                 new = prepare_new_run(recipe, placement, problem)
                 return TrainingRun._begin(new, folder, copies)
-            if placement.is_rank_zero:
-                check_records(folder)  # Before training, and before a file is changed.
-            kept, living = copies.parts if copies else {}, recipe.method.living_workers
-            found = load_newest_good(folder / CHECKPOINTS, placement, living, kept)
-            stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
-            if placement.is_rank_zero:
-                stored.check_unchanged_records()
+            kept = copies.parts if copies else {}
+            stored, found = recovered_run(folder, recipe, placement, kept)
             parts = prepare_run(stored.recipe, placement, stored, problem)
             run = TrainingRun(parts, folder, stored, copies)
             check_corpus(stored, run.task)
@@ -247,8 +240,6 @@ class TrainingRun:
             if limit:
                 run.notices.append(f"memory ran out before: micro-batches of at most {limit}")
             set_rng_state(stored.about["rng"], run.device)
-            run._clock.set(stored.about["seconds"])
-            run._bytes_checkpoint = stored.about["bytes_checkpoint"]
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._described = folder_facts(folder)
             run.saving.newest = found.newest_on_disk
@@ -355,7 +346,7 @@ class TrainingRun:
                     size.steps, self._memory.phase, final_samples=size.final, last=last
                 )
         except NonFiniteLossError as error:
-            raise self._with_checkpoint(error) from error
+            raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
         except OutOfMemoryError as error:
             raise out_of_memory.noted(
                 self.folder, self.algorithm.state.rounds_done, error
@@ -363,26 +354,12 @@ class TrainingRun:
 
     def _next_round(self) -> RoundSize:
         """The size of the next round, or of the one in progress."""
-        state, per_step = self.algorithm.state, self.algorithm.samples_per_inner_step
-        if state.in_round:
-            return RoundSize(steps=state.round_steps, per_step=per_step, final=state.final_samples)
         return self._budget.next_round(
-            state,
-            per_step=per_step,
+            self.algorithm.state,
+            per_step=self.algorithm.samples_per_inner_step,
             fewest=self.algorithm.fewest_samples,
             sync_every=self.algorithm.sync_every,
         )
-
-    def _with_checkpoint(self, error: NonFiniteLossError) -> NonFiniteLossError:
-        """The error, with the checkpoint to continue from."""
-        saved = self.saving.newest
-        good = (
-            f"; the last good checkpoint is {self.folder / CHECKPOINTS / saved}; adloco train "
-            f"--resume {self.folder} continues from there, with a lower --inner.lr or "
-            "--method.max_grad_norm, with --run.on_nonfinite skip, or with --data.skip_samples N "
-            "past N samples of each stream"
-        )
-        return NonFiniteLossError(f"{error}{good if saved else ''}")
 
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` continues from there."""
@@ -419,20 +396,15 @@ class TrainingRun:
     def _record(self, report: RoundReport, tokens_per_second: float) -> Record:
         evaluated = self.finished or report.round % self.recipe.evaluation.every == 0
         measured = self._evaluate() if evaluated else {}
-        progress = self.progress()
         return round_record(
             report,
-            self.recipe.task.measures,
-            tokens_per_sample=self.recipe.data.context_tokens,
-            measured=measured,
-            seconds=progress.seconds,
+            self.recipe,
+            self.progress(),
             tokens_per_second=tokens_per_second,
             mfu=None if self._use is None else tokens_per_second * self._use,
-            rows_read=progress.rows,
-            rows_per_second=progress.rows_per_second,
             bytes_checkpoint=self._bytes_checkpoint,
-            memory_bytes=self._memory.peak_bytes,
-            memory=self._memory.take(),
+            memory=self._memory,
+            measured=measured,
         )
 
     def _evaluate(self) -> dict[int, dict[str, float]]:
@@ -475,7 +447,7 @@ class TrainingRun:
         try:
             self.algorithm.state.require_finite(self.placement)
         except NonFiniteLossError as error:
-            raise self._with_checkpoint(error) from error
+            raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
         about = {
             "rng": rng_state(self.device),
             "seconds": self._clock.seconds,
