@@ -28,7 +28,7 @@ import torch
 from bench_pairs import spread
 from peer_job import BATCH, CONTEXT, ROUNDS, STEPS, SYNC_EVERY, WORKERS
 
-from adloco.data.standard_library import library_texts
+from adloco.data.files import library_texts
 
 ENVIRONMENTS = Path(__file__).absolute().parents[1] / ".venv-peers"
 PROGRAM = Path(__file__).absolute().with_name("peer_arms.py")

@@ -20,8 +20,8 @@ from bench_pairs import Count, Row, chosen, in_turns
 from adloco import AdLoCo, BatchWarmup, Execution, InnerMuon, NormTest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.data_settings import DataSettings
+from adloco.data.files import library_texts
 from adloco.data.preparation import prepare
-from adloco.data.standard_library import library_texts
 from adloco.data.tokenizers import make_tokenizer
 from adloco.distributed.placement.threads import num_cores
 from adloco.lab.optimizer_norms.batch_rules import StepNormTest

@@ -25,7 +25,7 @@ from adloco.distributed.launch.launcher import speaks_for_machine
 from adloco.report.page import write_report
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.run_progress import Progress
-from adloco.run.text_sample import text_sample
+from adloco.run.trained import text_sample
 from adloco.run.training_run import TrainingRun
 
 

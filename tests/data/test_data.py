@@ -12,8 +12,7 @@ from adloco import TensorSource
 from adloco.data.corpus import load_corpus
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import cache_folder
-from adloco.data.order import StreamOrder
-from adloco.data.sources import TokenSource
+from adloco.data.sources import StreamOrder, TokenSource
 from adloco.data.token_cache import open_cache
 
 

@@ -11,7 +11,7 @@ import torch
 
 from adloco import whole_file
 from adloco.run import checkpoint
-from adloco.run.best_round import BestRound
+from adloco.run.checkpoint import BestRound
 from adloco.run.part_file import DamagedCheckpointError, read_part, write_part
 
 STATE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.testing import run_on_ranks
 from adloco.run.machine_folders import check_machine
-from adloco.run.state_copies import Copies
+from adloco.run.saving import Copies
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
 from tests.run.test_training_run import numbers

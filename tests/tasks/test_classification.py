@@ -18,11 +18,9 @@ from adloco.models.build import ModelBuilder
 from adloco.models.source import ModelOptions
 from adloco.models.sources.named_model import NamedModel
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.classification import Classification
-from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.tasks.classification import Classification, LabelledTexts
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
-from adloco.tasks.labelled_texts import LabelledTexts
-from adloco.tasks.task import TaskData
+from adloco.tasks.task import EvaluationSettings, TaskData
 
 BERT = (
     "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 64, "

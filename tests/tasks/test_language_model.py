@@ -19,7 +19,6 @@ from adloco.cli.main import main
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
 from adloco.models.sources.llama import LlamaShape
-from adloco.tasks.evaluation_settings import EvaluationSettings
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import (
     evaluation_windows,
@@ -27,7 +26,7 @@ from adloco.tasks.language_model import (
     loss_on_windows,
     next_token_loss,
 )
-from adloco.tasks.task import TaskData
+from adloco.tasks.task import EvaluationSettings, TaskData
 from tests.problems import build_llama, make_run
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64)

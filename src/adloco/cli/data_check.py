@@ -73,7 +73,7 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
     """Show the data of a classifier: labelled texts, which are not packed."""
     from adloco.data.rows import read_rows
     from adloco.data.tokenizers import make_tokenizer
-    from adloco.tasks.labelled_texts import LabelledTexts
+    from adloco.tasks.classification import LabelledTexts
 
     label, column = task.label_column, data.text_column
     rows = read_rows(data, "train", {column: str, label: int})

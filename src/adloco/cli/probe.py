@@ -94,8 +94,8 @@ class Probe(RanksCommand):
         from adloco.distributed.launch.launcher import num_ranks, this_rank
         from adloco.plan.measured_cluster import cluster_text, write_measured
         from adloco.run.micro_batch_probe import probe
+        from adloco.run.probe_worker import STEPS, doublings, measure_throughput
         from adloco.run.start import open_recipe
-        from adloco.run.throughput import STEPS, doublings, measure_throughput
 
         if this_rank() == 0:
             cluster_text(file)  # It is refused before minutes of measuring, not after.

@@ -53,7 +53,7 @@ class Train(MachinesCommand):
         from adloco.cli.rank_processes import Machines
         from adloco.cli.train_here import train_here
         from adloco.distributed.launch.launcher import num_ranks
-        from adloco.run.lengthening import absolute_budgets
+        from adloco.run.changes import absolute_budgets
 
         resumed = self.resume
         if self.from_run:

@@ -22,7 +22,7 @@ from adloco.distributed.launch.launcher import (
 )
 from adloco.distributed.messages import all_states
 from adloco.errors import RankFailureError
-from adloco.run.state_copies import Copies
+from adloco.run.saving import Copies
 from adloco.run.stored import begun_run, changeable, resumed_recipe
 from adloco.run.training_run import TrainingRun
 

@@ -36,8 +36,7 @@ from adloco.rules.merge import MergeFates, MergePolicy
 from adloco.rules.shares import Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
-from adloco.tasks.evaluation_settings import EvaluationSettings
-from adloco.tasks.task import TaskSettings
+from adloco.tasks.task import EvaluationSettings, TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)

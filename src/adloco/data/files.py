@@ -1,11 +1,19 @@
-"""The data files at a path, each with the reader for its suffix."""
+"""The data files at a path, each with the reader for its suffix; and the two sources that are read
+like one: the default corpus, which is the source of Python's own standard library, and a function
+of the user's own.
+"""
 
 import os
+import sysconfig
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from adloco.data.data_file import Columns, DataFile, Numbered, SourceUnreachableError
+from adloco.data.data_file import BadRow, Columns, DataFile, Numbered, SourceUnreachableError
+from adloco.data.data_settings import DataSettings
 from adloco.data.formats import FORMATS, text_rows
+from adloco.dotted_path import load_object
 from adloco.errors import require
 
 
@@ -61,3 +69,77 @@ def _data_file(file: Path, text_column: str) -> DataFile:
         return islice(rows(file, columns, text_column), start, None)
 
     return DataFile(name=str(file), unit=unit, read=read)
+
+
+NOT_LIBRARY = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+"""Folders left out of the default corpus: tests differ between distributions, packages between
+machines.
+"""
+
+
+def standard_library(text_column: str) -> DataFile:
+    """The source of Python's own standard library: one row per file."""
+
+    def read(columns: Columns, start: int) -> Numbered:
+        for number, text in islice(enumerate(library_texts(), start=1), start, None):
+            yield number, {text_column: text}
+
+    return DataFile(name="the default corpus", unit="file", read=read)
+
+
+def library_texts() -> Iterator[str]:
+    """The texts of the library's files, without empty or repeated ones."""
+    seen: set[str] = set()
+    for path in sorted(_files(), key=Path.as_posix):
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        if "\ufffd" not in text and text not in seen and text.strip():
+            seen.add(text)
+            yield text
+
+
+def _files() -> Iterator[Path]:
+    """The library's files. Other folders are not searched: packages can have many files."""
+    for folder, inside, names in os.walk(sysconfig.get_path("stdlib")):
+        inside[:] = set(inside) - NOT_LIBRARY
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def own_rows(data: DataSettings) -> DataFile:
+    """The rows that the function gives, in its order. It is called again for each read."""
+
+    def read(columns: Columns, start: int) -> Numbered:
+        for number, item in islice(enumerate(_items(data), start=1), start, None):
+            row = {data.text_column: item} if isinstance(item, str) else item
+            yield (
+                number,
+                row
+                if isinstance(row, dict)
+                else BadRow(
+                    reason="not a row",
+                    problem=f" is neither a text nor a dictionary but {type(row).__name__}",
+                    advice="mend the function",
+                ),
+            )
+
+    return DataFile(name=data.source, read=read)
+
+
+def _items(data: DataSettings) -> Iterable[Any]:
+    function = load_object(data.factory)
+    require(callable(function), f"{data.source} must be a function, got {function!r}")
+    try:
+        yield from function(**data.arguments)
+    except Exception as error:  # The user's own code, which may raise anything.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(
+            f"{data.source} failed when it was called with {dict(data.arguments)} ({reason}); "
+            "it must return an iterable of texts or of rows, which are dictionaries"
+        ) from error

@@ -15,10 +15,8 @@ from typing import Literal
 
 from adloco.data.data_file import BadRow, Columns, DataFile, Row, no_column
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import data_files, expanded
+from adloco.data.files import data_files, expanded, own_rows, standard_library
 from adloco.data.hub import dataset_files
-from adloco.data.own_rows import own_rows
-from adloco.data.standard_library import standard_library
 
 Split = Literal["train", "validation"]
 

@@ -3,6 +3,7 @@ or a text that is still being fetched.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adloco.data.data_settings import DataSettings
-from adloco.data.order import StreamOrder
 from adloco.errors import require
 
 HOLD_OUT_MORE = (
@@ -152,3 +152,35 @@ class StreamSource:
 def _windows(tokens: NDArray[Any], indices: NDArray[np.int64], context_tokens: int) -> Tensor:
     starts = indices[:, None] * context_tokens + np.arange(context_tokens + 1)
     return torch.from_numpy(tokens[starts].astype(np.int64))
+
+
+class StreamOrder:
+    """The order of `num_samples` samples in `num_streams` disjoint streams."""
+
+    def __init__(self, *, num_samples: int, num_streams: int, seed: int) -> None:
+        require(
+            num_samples >= num_streams,
+            f"the data has {num_samples} samples, fewer than one for each of {num_streams} streams",
+        )
+        self.num_samples = num_samples
+        self.num_streams = num_streams
+        self.seed = seed
+        self._epoch = lru_cache(maxsize=2 * num_streams)(self._permutation)
+
+    def indices(self, stream: int, position: int, count: int) -> NDArray[np.int64]:
+        """Indices of the samples at position .. position + count - 1 of the stream, int64 [count].
+
+        A position beyond the end of an epoch is in a later epoch.
+        """
+        length = len(range(stream, self.num_samples, self.num_streams))
+        parts = []
+        while count > 0:
+            epoch, offset = divmod(position, length)
+            taken = min(count, length - offset)
+            parts.append(self._epoch(stream, epoch)[offset : offset + taken])
+            position, count = position + taken, count - taken
+        return np.concatenate(parts)
+
+    def _permutation(self, stream: int, epoch: int) -> NDArray[np.int64]:
+        own = np.arange(stream, self.num_samples, self.num_streams)
+        return np.random.default_rng([self.seed, stream, epoch]).permutation(own)

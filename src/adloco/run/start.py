@@ -1,5 +1,5 @@
-"""Sets up what a run needs before its first round: its folder, the placement of its workers, its
-task with the data, its model, and the micro-batch that fits.
+"""Sets up what a run needs before its first round: its folder and what describes it there, the
+placement of its workers, its task with the data, its model, and the micro-batch that fits.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,6 +11,8 @@ from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.method import Execution, Problem
+from adloco.config.finding import code_named
+from adloco.config.recipe_text import to_toml, to_values
 from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.launch.launcher import place
@@ -18,8 +20,15 @@ from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder, num_bytes
 from adloco.run.budget import Budget
-from adloco.run.environment import choose_device, choose_precision, code_checksum
-from adloco.run.folder import MODEL
+from adloco.run.environment import (
+    choose_device,
+    choose_precision,
+    code_checksum,
+    describe_environment,
+)
+from adloco.run.folder import ENVIRONMENT, MODEL, RECIPE, TOKENIZER
+from adloco.run.json_files import write_json
+from adloco.run.machine_folders import check_machine, in_turn
 from adloco.run.memory_use import machine_bytes
 from adloco.run.micro_batch_probe import probe
 from adloco.run.opened import Opened, option_copies, outer_copies
@@ -28,6 +37,7 @@ from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
+from adloco.whole_file import write_text
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model."""
@@ -297,3 +307,42 @@ def problem_of_model(task: Task, model: nn.Module, device: torch.device) -> str:
             f"the model cannot compute its outputs for a sample ({reason}); correct its sizes, "
             "or the code of a model of your own"
         )
+
+
+def write_description(parts: RunParts, folder: Path) -> None:
+    """Write environment, recipe, tokenizer and model, on each machine that does not see what rank 0
+    wrote. Called on all ranks.
+
+    Args:
+        parts: What the run is built from.
+        folder: Its folder.
+
+    Raises:
+        ValueError: A machine has another run in its folder.
+    """
+    recipe, placement = parts.recipe, parts.placement
+    written = placement.agree(to_toml(recipe))
+    problem = ""
+
+    def write() -> None:
+        nonlocal problem
+        if not placement.is_rank_zero:
+            problem = check_machine(folder, written)
+            described = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL)
+            if problem or all((folder / name).exists() for name in described):
+                return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(
+            folder / ENVIRONMENT,
+            describe_environment(placement.device, parts.precision, recipe.run.seed)
+            | ({"from_run": parts.start.origin} if parts.start else {})
+            | {"notices": parts.notices, "code": code_named(to_values(recipe))},
+        )
+        write_text(folder / RECIPE, to_toml(recipe))
+        (folder / TOKENIZER).mkdir(exist_ok=True)
+        parts.task.tokenizer.save(folder / TOKENIZER)
+        parts.builder.save_config(folder / MODEL)
+
+    in_turn(placement, write)
+    problems = list(filter(None, placement.all_values(problem)))
+    require(not problems, "; ".join(problems))

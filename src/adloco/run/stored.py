@@ -18,7 +18,14 @@ from adloco.discovery import lab_modules
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.run import checkpoint
-from adloco.run.changes import Changed, changed_settings, is_recorded, read_changes
+from adloco.run.changes import (
+    Changed,
+    changed_settings,
+    check_budgets,
+    is_recorded,
+    read_changes,
+    with_longer_schedule,
+)
 from adloco.run.folder import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -29,7 +36,6 @@ from adloco.run.folder import (
     run_folder,
 )
 from adloco.run.json_files import read_json
-from adloco.run.lengthening import check_budgets, with_longer_schedule
 from adloco.run.part_file import DamagedCheckpointError
 from adloco.run.records import Records
 from adloco.run.recovery import Recovered, load_newest_good

@@ -20,10 +20,9 @@ from adloco.config.sections import Recipe
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint, out_of_memory
-from adloco.run.best_round import BestRound
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import keep_settings, skipped_by
-from adloco.run.description import write_description
+from adloco.run.changes import keep_settings, skipped_by, with_longer_schedule
+from adloco.run.checkpoint import BestRound
 from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
     CHECKPOINTS,
@@ -36,7 +35,6 @@ from adloco.run.folder import (
     not_begun,
 )
 from adloco.run.json_files import write_json
-from adloco.run.lengthening import with_longer_schedule
 from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_use import Memory
 from adloco.run.model_flops import use_per_token
@@ -45,7 +43,7 @@ from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
 from adloco.run.run_progress import Clock, Progress, ProgressMeter
-from adloco.run.saving import Content, Saving
+from adloco.run.saving import Content, Copies, Saving
 from adloco.run.start import (
     RunParts,
     build_algorithm,
@@ -53,9 +51,9 @@ from adloco.run.start import (
     prepare_new_run,
     prepare_run,
     problem_of_model,
+    write_description,
 )
 from adloco.run.starts import Kind, Point, Starts, failure_cost
-from adloco.run.state_copies import Copies
 from adloco.run.stored import (
     StoredRun,
     check_corpus,
@@ -64,8 +62,8 @@ from adloco.run.stored import (
     recovered_run,
     resumed_recipe,
 )
-from adloco.run.text_sample import text_sample
 from adloco.run.trackers import Trackers
+from adloco.run.trained import text_sample
 
 
 class TrainingRun:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from dataclasses import dataclass
+
     import torch
     from torch import Tensor, nn
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from adloco.data.tokenizers import Tokenizer
     from adloco.metrics import Metric
     from adloco.models.source import Head
-    from adloco.tasks.evaluation_settings import EvaluationSettings
+from adloco.errors import require_range
+from adloco.setting import setting
 
 
 @dataclass(frozen=True)
@@ -152,3 +155,17 @@ class TaskSettings(Protocol):
             ValueError: The data cannot be read or does not suit the task.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Frequency of evaluations, and the windows of each. The last round is always evaluated."""
+
+    every: int = setting(1, resume="free", aliases=("eval_every",))
+    """Rounds from one evaluation of all trainers to the next."""
+    windows: int = setting(64, resume="free", equal="validation windows")
+    """Validation windows, evenly spaced over the held-out text; 0: all."""
+
+    def __post_init__(self) -> None:
+        require_range(self, "every", above=0)
+        require_range(self, "windows", at_least=0)

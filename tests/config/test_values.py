@@ -3,7 +3,7 @@
 import pytest
 
 from adloco.config.recipe import build_recipe, override
-from adloco.config.sizes import read_gib, read_number
+from adloco.config.values import read_gib, read_number
 from adloco.rules.batch_rules.warmup import BatchWarmup
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
+from adloco.run.probe_worker import STEPS, Throughput, doublings, measure_throughput
 from adloco.run.start import open_recipe
-from adloco.run.throughput import STEPS, Throughput, doublings, measure_throughput
 from adloco.tasks.task import Task
 from tests.conftest import small_flags
 

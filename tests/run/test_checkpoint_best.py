@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-from adloco.run.best_round import BestRound
-from adloco.run.checkpoint import name_of
+from adloco.run.checkpoint import BestRound, name_of
 
 
 def record(round: int, loss: float | None) -> dict[str, Any]:
