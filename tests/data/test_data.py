@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from adloco import TensorSource
-from adloco.data.corpus import load_corpus
 from adloco.data.data_settings import DataSettings
+from adloco.data.feeds import load_corpus
 from adloco.data.files import cache_folder
 from adloco.data.sources import StreamOrder, TokenSource
 from adloco.data.token_cache import open_cache

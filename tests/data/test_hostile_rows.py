@@ -8,8 +8,8 @@ import pyarrow
 import pyarrow.parquet
 from hypothesis import strategies as st
 
-from adloco.data.corpus import load_corpus
 from adloco.data.data_settings import DataSettings
+from adloco.data.feeds import load_corpus
 from adloco.data.rows import read_rows
 from tests.fuzzing import BITS, cheap_and, flip, fuzz
 

@@ -10,15 +10,15 @@ found without a network. The second is of the tokenizer.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
-from adloco.data.corpus import Corpus, load_corpus
 from adloco.data.data_settings import DataSettings
-from adloco.data.feeds import corpus_feed, dataset_feed
+from adloco.data.feeds import Corpus, dataset_chunks, load_corpus
 from adloco.data.files import cache_folder
 from adloco.data.hub import local_fingerprint
 from adloco.data.rows import left_out, read_rows
@@ -159,7 +159,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
     folder = (
         cache / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
     )
-    feed = corpus_feed(corpus) if corpus else dataset_feed(data)
+    feed = corpus.chunks if corpus else partial(dataset_chunks, data)
     try:
         store = TokenStore(
             folder,

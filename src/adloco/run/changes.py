@@ -1,4 +1,4 @@
-"""Settings that change when a run is resumed: those that decide its numbers, so that it can get past
+"""Settings that change when a run is resumed: those that decide its numbers, so that it gets past
 numbers that are not finite, with the record of each change in the run folder; and longer budgets,
 with the schedule that follows from them.
 """
