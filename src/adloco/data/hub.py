@@ -45,13 +45,9 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
     except ConnectionError as error:
         raise _unreachable(data, _first_line(error)) from error
     except Exception as error:  # The reader of a broken file can raise anything.
-        first = next(
-            (file for files in (builder.config.data_files or {}).values() for file in files),
-            "its first file",
-        )
         raise ValueError(
-            f"{what} cannot be opened ({_first_line(error)}); mend or remove {first}, from which "
-            "the columns of all files are taken"
+            f"{what} cannot be opened ({_first_line(error)}); mend or remove its first file, from "
+            "which the columns of all files are taken"
         ) from error
     require(
         split in streams,
@@ -166,13 +162,9 @@ def _builder(data: DataSettings) -> Any:
             "json, parquet, csv or text"
         ) from error
     except (ValueError, RuntimeError) as error:
-        known = _configs(name)
-        fits = not known or data.config in known or (not data.config and len(known) == 1)
-        require(
-            fits, f"{what} has no configuration {data.config!r}; set data.config to one of {known}"
-        )
         raise ValueError(
-            f"{what} cannot be opened ({_first_line(error)}); mend it or use another"
+            f"{what} cannot be opened with data.config {data.config!r} ({_first_line(error)}); "
+            "set data.config to one of its configurations, mend it or use another"
         ) from error
     except Exception as error:  # Several network libraries, each with its own errors.
         raise _unreachable(data, _first_line(error)) from error
@@ -180,15 +172,6 @@ def _builder(data: DataSettings) -> Any:
 
 def _unreachable(data: DataSettings, reason: str) -> SourceUnreachableError:
     return SourceUnreachableError(f"{data.source} cannot be reached ({reason}); {DOWNLOAD}")
-
-
-def _configs(name: str) -> list[str]:
-    import datasets
-
-    try:
-        return list(datasets.get_dataset_config_names(name))
-    except Exception:  # The caller then reports its own error instead.
-        return []
 
 
 def _first_line(error: Exception) -> str:

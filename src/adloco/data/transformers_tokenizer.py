@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import importlib
 import json
 import re
 from collections.abc import Sequence
@@ -29,8 +28,6 @@ BARE_VOCABULARIES = {
     "tokenizer.model": "LlamaTokenizer",
 }
 """Vocabulary file -> class of transformers, for a folder without a file that names the class."""
-SENTENCEPIECE = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
-"""Module -> package to install; transformers needs them to read a tokenizer.model."""
 BYTE_LEVEL_SPACE = "\u0120"
 """The space as byte-level tokenizers write it; each character of their vocabulary is a byte."""
 SINGLE_BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -193,17 +190,11 @@ def load_pretrained(name: str) -> TransformersTokenizer:
             tokenizer = getattr(transformers, loader).from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, ImportError and errors of hub clients here, with
-        # long messages. If it lacks the packages for a tokenizer.model, it tries tiktoken last, and
-        # its message names only tiktoken.
-        missing = [package for module, package in SENTENCEPIECE.items() if not _importable(module)]
-        if missing and "tiktoken" in str(error):
-            raise ValueError(
-                f"data.tokenizer {name!r} needs {' and '.join(missing)} to be read; "
-                "install with: pip install 'adloco[sentencepiece]'"
-            ) from error
+        # long messages, which do not name the packages that a tokenizer.model needs.
         raise ValueError(
             f"data.tokenizer {name!r} could not be loaded ({silent or type(error).__name__}); "
-            "download it and give its folder, or set bytes or bpe:SIZE"
+            "download it and give its folder (for a tokenizer.model also pip install "
+            "'adloco[sentencepiece]'), or set bytes or bpe:SIZE"
         ) from error
     found = TransformersTokenizer(tokenizer, name)
     try:
@@ -217,11 +208,3 @@ def load_pretrained(name: str) -> TransformersTokenizer:
             "another"
         ) from error
     return found
-
-
-def _importable(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
