@@ -126,20 +126,9 @@ class RunSettings:
             "name",
             "must be printable characters without slashes, and not . or ..",
         )
-        own = [name for name in self.tracker_names if ":" in name]
-        known = self.trackers in ("auto", "none") or (
-            {*self.tracker_names} - {*own} <= TRACKERS.classes.keys()
-        )
-        require_setting(
-            known,
-            self,
-            "trackers",
-            "must be auto, none, or names separated by commas, each one of "
-            f"{', '.join(TRACKERS.classes)}, or a class of your own as package.module:Name",
-        )
-        for name in own:
+        for name in self.tracker_names:
             try:
-                TRACKERS.find(name)
+                _ = name == "auto" or TRACKERS.find(name)
             except ValueError as error:
                 raise SettingError(self, "trackers", str(error)) from error
 

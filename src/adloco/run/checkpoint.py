@@ -104,19 +104,6 @@ def best_name(names: Collection[str], losses: Mapping[str, float]) -> str:
     return min(losses.keys() & {*names}, key=lambda name: (losses[name], name), default="")
 
 
-def make_readable(folder: Path) -> None:
-    """Give a folder and its files the modes that the umask allows; tempfile and safetensors let
-    only the owner read them.
-    """
-    probe = folder / "mode"
-    probe.mkdir()
-    mode = probe.stat().st_mode & 0o777
-    probe.rmdir()
-    folder.chmod(mode)
-    for file in folder.iterdir():
-        file.chmod(mode & 0o666)
-
-
 def list_all(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest first, with damaged and incomplete ones."""
     return sorted(path for path in folder.glob("round-*") if path.is_dir())

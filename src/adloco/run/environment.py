@@ -4,6 +4,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from adloco.distributed.device import native_bf16
 from adloco.distributed.placement.threads import num_cores
 from adloco.errors import require
 
-DEVICES = "must be auto, cpu or cuda"
 PACKAGES = ("adloco", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -30,17 +30,15 @@ def choose_device(name: str) -> torch.device:
     """The device that `run.device` names; auto takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    device = None
+    with suppress(RuntimeError):  # No device has this name.
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"run.device {DEVICES}, got {name!r} (recipe section [run])") from error
+    if device is None or not (device.type == "cuda" or name == "cpu"):
+        raise ValueError(
+            f"run.device must be auto, cpu or cuda, got {name!r} (recipe section [run])"
+        )
     require(
-        device.type != "cpu" or name == "cpu",
-        f"run.device {DEVICES}, got {name!r} (recipe section [run])",
-    )
-    available = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
-    require(
-        available,
+        device.type == "cpu" or torch.cuda.is_available(),
         f"run.device {name!r} is not available on this machine; use auto or cpu (recipe section "
         "[run])",
     )

@@ -5,7 +5,7 @@ short text that a finished run shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from adloco.algorithms.model_state import copy_all, state_buffers
 from adloco.algorithms.state_parts import trainer_part, workers_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
+from adloco.metrics import Record
 from adloco.models.source import Builder
 from adloco.run.checkpoint import need
 from adloco.run.environment import choose_device
@@ -211,14 +212,22 @@ def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:
     for record in reversed(Records(folder).read_whole()):
         if record["round"] > rounds:
             continue
-        losses = {
-            row["trainer"]: row["val_loss"]
-            for row in record["trainers"]
-            if row["val_loss"] is not None and row["trainer"] in living
-        }
-        if losses:
-            return int(min(losses, key=lambda trainer: (losses[trainer], trainer)))
+        best = _lowest(record, living)
+        if best is not None:
+            return best
     return living[0]
+
+
+def _lowest(record: Record, among: Collection[int]) -> int | None:
+    """The one of these trainers with the lowest finite loss in a line; None if none has one."""
+    losses = {
+        row["trainer"]: row["val_loss"]
+        for row in record["trainers"]
+        if row["trainer"] in among
+        and row["val_loss"] is not None
+        and math.isfinite(row["val_loss"])
+    }
+    return min(losses, key=lambda trainer: (losses[trainer], trainer), default=None)
 
 
 PROMPT_TOKENS, ADDED_TOKENS = 24, 96
@@ -240,19 +249,13 @@ def text_sample(run: TrainingRun) -> dict[str, str] | None:
     whole = run.placement.ranks_per_worker == 1 and not state.diverged and not state.in_round
     if not (recipe.task.generates and run.newest and whole):
         return None
-    losses = {
-        row["trainer"]: row["val_loss"]
-        for row in run.newest["trainers"]
-        if row["val_loss"] is not None and math.isfinite(row["val_loss"])
+    here = {
+        trainer for trainer, held in state.trainers.items() if held.worker_ids[0] in state.workers
     }
-    here = [
-        trainer
-        for trainer in losses
-        if trainer in state.trainers and state.trainers[trainer].worker_ids[0] in state.workers
-    ]
-    if not here:
+    best = _lowest(run.newest, here)
+    if best is None:
         return None
-    trainer = state.trainers[min(here, key=lambda trainer: (losses[trainer], trainer))]
+    trainer = state.trainers[best]
     worker = state.workers[trainer.worker_ids[0]]
     tokenizer = run.task.tokenizer
     prompt = run.task.largest_source().read(0, 0, 1)[0][:PROMPT_TOKENS].tolist()

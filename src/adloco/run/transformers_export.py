@@ -4,7 +4,6 @@ a model card with the recipe and the results.
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from adloco.config.recipe_text import to_toml
 from adloco.errors import require
 from adloco.metrics import validation
-from adloco.run.checkpoint import make_readable
 from adloco.run.records import Records
 from adloco.run.round_numbers import SUMMARY, summarise
 from adloco.run.trained import Trained
@@ -52,8 +50,9 @@ def export(
     )
     if labels:
         _name_classes(trained, labels)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
+    temporary = folder.with_name(f".{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)  # Left by an export that was killed.
+    temporary.mkdir(parents=True)
     try:
         model: Any = trained.model
         tokenizer = trained.stored.tokenizer.to_transformers(
@@ -72,8 +71,10 @@ def export(
             getattr(model.config, "max_position_embeddings", tokenizer.model_max_length),
         )
         tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(_card(trained, license_id, languages))
-        make_readable(temporary)
+        card = temporary / "README.md"
+        card.write_text(_card(trained, license_id, languages))
+        for file in temporary.iterdir():  # safetensors lets only the owner read its files.
+            file.chmod(card.stat().st_mode)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
