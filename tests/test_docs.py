@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 import adloco
 from adloco.cli.arguments import Command, SettingsCommand, take_settings
 from adloco.cli.main import parse_line
-from adloco.config.finding import setting_names
+from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.plan.cluster import read_cluster
 from adloco.study.arms import parse_arm
@@ -220,7 +220,7 @@ def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     ours = [line.split("|")[3] for line in SCRIPT.splitlines() if line.startswith("| `")]
     named = {key for cell in ours for key in re.findall(r"`([a-z_]+\.[a-z_]+)", cell)}
     assert len(named) > 40
-    assert named <= {*setting_names()}, named - {*setting_names()}
+    assert named <= {*setting_facts()}, named - {*setting_facts()}
 
 
 def said(folder: str = "") -> list[str]:

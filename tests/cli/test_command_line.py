@@ -15,7 +15,7 @@ import pytest
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import COMMON, KnownSetting, known_settings, settings_help
-from adloco.config.finding import aliases, setting_names, switches
+from adloco.config.finding import aliases, setting_facts, switches
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
@@ -236,7 +236,7 @@ def test_switches_are_the_settings_that_are_true_or_false() -> None:
 
 
 def test_other_names_stand_for_settings() -> None:
-    assert {*aliases().values()} <= {*setting_names()} == {*known()}
+    assert {*aliases().values()} <= {*setting_facts()} == {*known()}
 
 
 def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:

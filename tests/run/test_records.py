@@ -27,15 +27,15 @@ def test_rounds_without_lines_are_named(tmp_path: Path) -> None:
     steps.write_text("".join(f'{{"round": {at // 2}, {rest}}}\n' for at in range(2, 20)))
     metrics.write_text("".join(f'{{"round": {number}}}\n' for number in (1, 5, 7, 8)))
     assert records.cut(7) == [
-        f"{metrics} has lost the lines of rounds 2 to 4, 6; the run continues from its checkpoint "
-        "of round 7, and its report leaves them out"
+        f"{metrics} has lost the lines of 4 of the 7 rounds up to the checkpoint; the report "
+        "leaves them out"
     ]
     assert [line["round"] for line in records.read()] == [1, 5, 7]
     assert [line["round"] for line in records.steps()] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     steps.unlink()
     assert records.cut(1) == [
-        f"{steps} has lost the lines of round 1; the run continues from its checkpoint of round 1, "
-        "and its report leaves them out"
+        f"{steps} has lost the lines of 1 of the 1 rounds up to the checkpoint; the report leaves "
+        "them out"
     ]
 
 

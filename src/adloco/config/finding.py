@@ -27,11 +27,6 @@ def setting_facts() -> Mapping[str, Facts]:
     return found
 
 
-def setting_names() -> list[str]:
-    """section.key of every setting that a recipe can have, in the order of the sections."""
-    return list(setting_facts())
-
-
 def code_named(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The settings with which a recipe names code of the user's own, by section.key.
 
@@ -84,7 +79,7 @@ def settings_meant(word: str) -> list[str]:
     Args:
         word: Such as lr, --sync-every, H or method.h.
     """
-    names = setting_names()
+    names = setting_facts()
     key = _key(word)
     named = [name for name in names if name.partition(".")[2] == key]
     return [*named, *([aliases()[key]] if key in aliases() else [])]
@@ -92,7 +87,7 @@ def settings_meant(word: str) -> list[str]:
 
 def settings_near(word: str) -> list[str]:
     """The settings that a misspelt word may mean."""
-    known = {name.partition(".")[2] for name in setting_names()} | aliases().keys()
+    known = {name.partition(".")[2] for name in setting_facts()} | aliases().keys()
     nearest = difflib.get_close_matches(_key(word), known, n=1)
     return settings_meant(nearest[0]) if nearest else []
 

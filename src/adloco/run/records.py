@@ -91,19 +91,8 @@ class Records:
         """
         gone = {lines.file: lines.cut(rounds) for lines in self._files.values()}
         return [
-            f"{file} has lost the lines of {_rounds(numbers)}; the run continues from its "
-            f"checkpoint of round {rounds}, and its report leaves them out"
+            f"{file} has lost the lines of {len(numbers)} of the {rounds} rounds up to the "
+            "checkpoint; the report leaves them out"
             for file, numbers in gone.items()
             if numbers
         ]
-
-
-def _rounds(numbers: Sequence[int]) -> str:
-    """Rounds in words: "rounds 2 to 4, 7"."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    spans = [
-        str(start) if start == end else f"{start} to {end}"
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return f"{'round' if len(numbers) == 1 else 'rounds'} {', '.join(spans)}"

@@ -4,7 +4,7 @@ and budget.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from adloco.config.finding import held_by, setting_facts, setting_names
+from adloco.config.finding import held_by, setting_facts
 from adloco.config.recipe_text import named_settings
 from adloco.study.arms import StudyRun
 
@@ -65,6 +65,6 @@ def held_equal(runs: Sequence[StudyRun]) -> list[str]:
         for name, limit in runs[0].recipe.run.limits.items()
         if limit
     }
-    names = dict.fromkeys(held_by(name) for name in setting_names())
+    names = dict.fromkeys(held_by(name) for name in setting_facts())
     equal = [name for name in names if name and name not in unequal and name != "budget"]
     return [*equal, *(sorted(budget) if "budget" not in unequal else [])]
