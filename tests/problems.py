@@ -326,7 +326,7 @@ def without_timings(line: dict[str, Any]) -> dict[str, Any]:
     """A line of metrics.jsonl without what depends on the machine."""
     of_the_machine = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "memory")
     of_the_machine += ("workers", "sync")
-    of_the_machine += ("rows_read", "rows_per_second")  # What the cache has already is not read.
+    of_the_machine += ("rows_read",)  # What the cache has already is not read.
     decided = {key: value for key, value in line.items() if key not in of_the_machine}
     return decided | {"sync": {key: line["sync"][key] for key in ("bytes", "compression_ratio")}}
 

@@ -56,7 +56,6 @@ ROUND = _table(
     Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f"), always=True),
     Metric("mfu", "MFU", Unit("share", ".1f", shown="%", scale=0.01)),
     Metric("rows_read", "rows read", Unit("rows")),
-    Metric("rows_per_second", "rows/s", Unit("rows/s", ",.0f")),
     Metric("train_loss", "train loss", NATS, panel="loss"),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
     Metric("memory_bytes", "peak memory", MEMORY, always=True),

@@ -40,7 +40,6 @@ METRICS = {
     "tokens_per_second",
     "mfu",
     "rows_read",
-    "rows_per_second",
     "train_loss",
     "val_loss",
     "val_perplexity",

@@ -138,7 +138,7 @@ class LiveView:
         )
         if last:
             where += f"   learning rate {number_text(last, 'learning_rate')}"
-        rows = rows_text(now.rows, now.rows_per_second)
+        rows = rows_text(now.rows)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.
         bar.add_row(ProgressBar(total=1, completed=now.part))
         return [

@@ -30,7 +30,7 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
         f"  sent {sent_text(record)} ({wire_text(record['sync'], wire, '; ')}data-parallel "
         f"{number_text(record, 'bytes_ddp_equivalent')})"
         f"  {number_text(record, 'tokens_per_second')} tok/s{use}  "
-        f"{rows_text(record['rows_read'], record['rows_per_second'])}"
+        f"{rows_text(record['rows_read'])}"
     ).rstrip()
 
 
@@ -126,9 +126,9 @@ def noise_text(row: Record) -> str:
     return f"{text} ±{factor:.1f}x" if factor else text
 
 
-def rows_text(read: int | None, per_second: float | None) -> str:
-    """The rows of a stream read so far, and per second; empty without a stream."""
-    return "" if read is None else f"{read:,} rows read, {per_second:,.0f} rows/s"
+def rows_text(read: int | None) -> str:
+    """The rows of a stream read so far; empty without a stream."""
+    return "" if read is None else f"{read:,} rows read"
 
 
 def rounded_text(row: Record) -> str:

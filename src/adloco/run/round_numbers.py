@@ -74,7 +74,7 @@ def round_record(
         memory: Of this process, since the last record by phase.
         measured: Each measure by name, by trainer; empty if the round was not evaluated.
     """
-    rate, measures = progress.rows_per_second, recipe.task.measures
+    measures = recipe.task.measures
     best = min(measured.values(), key=lambda found: found["loss"], default={})
     known = {
         "tokens": report.samples * recipe.data.context_tokens,
@@ -82,7 +82,6 @@ def round_record(
         "tokens_per_second": round(tokens_per_second, 1),
         "mfu": None if mfu is None else round(mfu, 4),
         "rows_read": progress.rows,
-        "rows_per_second": None if rate is None else round(rate, 1),
         "learning_rate": report.trainers[0].learning_rate,
         "bytes_checkpoint": bytes_checkpoint,
         "memory_bytes": memory.peak_bytes,

@@ -17,8 +17,6 @@ class Progress:
     tokens: int
     rows: int | None
     """Rows of a stream read so far; None without a stream."""
-    rows_per_second: float | None
-    """Mean since this process began; None without a stream."""
     seconds: float
     part: float
     """The part of the budget that is used, from 0 to 1."""
@@ -57,35 +55,22 @@ class Clock:
             self._counted, self._since = self.seconds, None
 
 
-class ProgressMeter:
-    """Computes the progress of a run from its state, its budget and its clock."""
+def progress_in(state: RunState, budget: Budget, clock: Clock, task: Task) -> Progress:
+    """The progress of a run in a state.
 
-    def __init__(self, budget: Budget, clock: Clock, task: Task) -> None:
-        """
-        Args:
-            budget: The run's budget.
-            clock: The seconds of training, over all processes that trained the run.
-            task: The run's task, which counts the rows that it reads.
-        """
-        self._budget, self._clock, self._task = budget, clock, task
-        self.begin()
-
-    def begin(self) -> None:
-        """Count rows per second from now on."""
-        self._rows_before, self._seconds_before = self._task.rows_read() or 0, self._clock.seconds
-
-    def read(self, state: RunState) -> Progress:
-        """The progress of a run in this state."""
-        part, words = self._budget.used(state)
-        seconds, rows = self._clock.seconds, self._task.rows_read()
-        here = max(1e-9, seconds - self._seconds_before)
-        return Progress(
-            tokens=state.samples_so_far * self._budget.tokens_per_sample,
-            rows=rows,
-            rows_per_second=None if rows is None else (rows - self._rows_before) / here,
-            seconds=seconds,
-            part=part,
-            budget=words,
-            inner_step=state.begun_steps,
-            round_steps=state.round_steps,
-        )
+    Args:
+        state: The run.
+        budget: Its budget.
+        clock: The seconds of its training.
+        task: Its task, which counts the rows that it reads.
+    """
+    part, words = budget.used(state)
+    return Progress(
+        tokens=state.samples_so_far * budget.tokens_per_sample,
+        rows=task.rows_read(),
+        seconds=clock.seconds,
+        part=part,
+        budget=words,
+        inner_step=state.begun_steps,
+        round_steps=state.round_steps,
+    )

@@ -42,7 +42,7 @@ from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
-from adloco.run.run_progress import Clock, Progress, ProgressMeter
+from adloco.run.run_progress import Clock, Progress, progress_in
 from adloco.run.saving import Content, Copies, Saving
 from adloco.run.start import (
     RunParts,
@@ -137,7 +137,6 @@ class TrainingRun:
         self._described: dict[str, Any] = {}
         self._bytes_checkpoint = stored.about["bytes_checkpoint"] if stored else 0
         self._clock = Clock(stored.about["seconds"] if stored else 0.0)
-        self._meter = ProgressMeter(self._budget, self._clock, self.task)
 
     @staticmethod
     def create(
@@ -278,7 +277,6 @@ class TrainingRun:
                 )
                 # A run made longer is not finished any more.
                 (self.folder / SUMMARY).unlink(missing_ok=True)
-            self._meter.begin()
             self.starts.begin(self._point(self.algorithm.state.samples_so_far))
             with self._clock.running():
                 try:
@@ -375,7 +373,7 @@ class TrainingRun:
 
     def progress(self) -> Progress:
         """Tokens and seconds so far, including those of the round in progress."""
-        return self._meter.read(self.algorithm.state)
+        return progress_in(self.algorithm.state, self._budget, self._clock, self.task)
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""
