@@ -54,31 +54,10 @@ class RunParts(Opened):
     """The model with which a new run begins; None: its own first parameters."""
 
 
-def prepare_new_run(
-    recipe: Recipe, placement: Placement, problem: Problem | None = None
-) -> RunParts:
-    """Result of `prepare_run` for a run that begins, with notices of what is unusual.
-
-    Raises:
-        ValueError: The settings cannot work.
-    """
-    total = recipe.schedule_tokens()
-    recipe = replace(recipe, learning_rate=replace(recipe.learning_rate, total_tokens=total))
-    parts = prepare_run(recipe, placement, None, problem)
-    other = recipe.model_options.from_run
-    start = WarmStart(Path(other), parts.task, placement) if other else None
-    notices = [parts.recipe.unused, read_whole(parts.builder, placement)]
-    notices += [start.notice] if start else []
-    if not recipe.data.streaming:
-        repeated = Budget.of(recipe).many_passes(parts.task.num_train_samples(0))
-        notices += [parts.task.skipped(), repeated]
-    return replace(parts, start=start, notices=[*parts.notices, *filter(None, notices)])
-
-
 def prepare_run(
     recipe: Recipe,
     placement: Placement,
-    stored: StoredRun | None,
+    stored: StoredRun | None = None,
     problem: Problem | None = None,
 ) -> RunParts:
     """Open the data, choose the model and find the micro-batch of a run, new or stored.
@@ -86,23 +65,35 @@ def prepare_run(
     Args:
         recipe: The run's recipe.
         placement: Where the run's workers live.
-        stored: The run to resume; None for a new run.
+        stored: The run to resume; None for a new run, which gets notices of what is unusual.
         problem: The model, data and loss of a run from Python; None: those of the recipe.
 
     Raises:
         ValueError: The settings cannot work.
     """
-    opened = _open(recipe, placement, stored, problem)
+    if stored is None:
+        rate = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
+        recipe = replace(recipe, learning_rate=rate)
+    opened, notices = _open(recipe, placement, stored, problem), list[str]()
     check_memory(recipe, opened.builder, placement)
     if recipe.switch.max_micro_batch == "auto":
         # Found once: the numbers depend on it, so a resumed run keeps it.
         found = probe(opened).max_micro_batch
-        recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=found))
-        shown = (
+        switch = replace(recipe.switch, max_micro_batch=found)
+        opened = replace(opened, recipe=replace(recipe, switch=switch))
+        notices.append(
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
-        return RunParts(**vars(opened) | {"recipe": recipe}, notices=[shown])
-    return RunParts(**vars(opened))
+    if stored:
+        return RunParts(**vars(opened), notices=notices)
+    other, task = recipe.model_options.from_run, opened.task
+    start = WarmStart(Path(other), task, placement) if other else None
+    notices += [recipe.unused, read_whole(opened.builder, placement)]
+    notices += [start.notice] if start else []
+    if not recipe.data.streaming:
+        repeated = Budget.of(recipe).many_passes(task.num_train_samples(0))
+        notices += [task.skipped(), repeated]
+    return RunParts(**vars(opened), start=start, notices=[*filter(None, notices)])
 
 
 def open_recipe(recipe: Recipe) -> Opened:

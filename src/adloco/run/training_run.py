@@ -48,7 +48,6 @@ from adloco.run.start import (
     RunParts,
     build_algorithm,
     place_workers,
-    prepare_new_run,
     prepare_run,
     problem_of_model,
     write_description,
@@ -156,7 +155,7 @@ class TrainingRun:
         placement = place_workers(recipe)
         if placement.is_rank_zero:
             check_free(recipe)  # Before the text is tokenised, which can take long.
-        parts = prepare_new_run(recipe, placement, problem)
+        parts = prepare_run(recipe, placement, problem=problem)
         with claimed(recipe) if placement.is_rank_zero else nullcontext("") as folder:
             return TrainingRun._begin(parts, Path(placement.agree(str(folder))), copies)
 
@@ -216,7 +215,7 @@ class TrainingRun:
             if placement.agree(not_begun(folder)) and not placement.any(has_trained(folder)):
                 in_turn(placement, lambda: rmtree(folder / CHECKPOINTS, ignore_errors=True))
                 recipe, _ = with_longer_schedule(folder, recipe, {"recipe": {}}, samples=0)
-                new = prepare_new_run(recipe, placement, problem)
+                new = prepare_run(recipe, placement, problem=problem)
                 return TrainingRun._begin(new, folder, copies)
             kept = copies.parts if copies else {}
             stored, found = recovered_run(folder, recipe, placement, kept)
