@@ -23,10 +23,11 @@ from adloco.data.files import cache_folder
 from adloco.data.hub import local_fingerprint
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
-from adloco.data.token_store import State, TokenStore
+from adloco.data.token_store import FORMAT, State, TokenStore
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
-FORMAT = 2
+TEXT_FORMAT = 2
+"""Of the digests of texts."""
 TOKENIZER_ROWS = 10_000
 """Rows of a dataset on which bpe:SIZE is trained."""
 
@@ -156,9 +157,8 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
     content = _corpus_key(corpus) if corpus else ""
     named = data.tokenizer if tokenizer is None or (own and not corpus) else tokenizer.fingerprint()
     cache = cache_folder(data.cache)
-    folder = (
-        cache / f"{content or _dataset_key(data)}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
-    )
+    encoded = hashlib.sha256(f"{FORMAT} {named}".encode()).hexdigest()[:8]
+    folder = cache / f"{content or _dataset_key(data)}-{encoded}"
     feed = corpus.chunks if corpus else partial(dataset_chunks, data)
     try:
         store = TokenStore(
@@ -184,7 +184,7 @@ def _validation_is_read(data: DataSettings, state: State) -> bool:
 
 
 def _corpus_key(corpus: Corpus) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {len(corpus.train)}\n".encode())
+    digest = hashlib.sha256(f"{TEXT_FORMAT} {len(corpus.train)}\n".encode())
     for document in (*corpus.train, *corpus.validation):
         # Lengths first, so that no two lists of documents give the same bytes.
         content = document.encode("utf-8")
@@ -206,7 +206,7 @@ def _dataset_key(data: DataSettings) -> str:
     fraction = data.validation_fraction
     held_out = None if data.validation_split or data.validation_samples else fraction
     return hashlib.sha256(
-        json.dumps([FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()
+        json.dumps([TEXT_FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()
     ).hexdigest()[:24]
 
 

@@ -39,6 +39,8 @@ tokens up to its end, and the digest of its own tokens.
 SAMPLED_CHUNKS = 8
 """Chunks whose tokens are compared with their digests when a store is opened."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
+FORMAT: Literal[3] = 3
+"""Of the files; it is in the folder's name, so that versions do not replace each other's stores."""
 WAIT_SECONDS = 1.0
 """Wait of a process for the lock before it looks at what another one has appended."""
 
@@ -47,7 +49,7 @@ WAIT_SECONDS = 1.0
 class State:
     """Contents of a store, and the place where its source continues."""
 
-    format: Literal[3] = 3
+    format: Literal[3] = FORMAT
     source: str
     dtype: Literal["uint16", "uint32"]
     train: int = 0
