@@ -21,7 +21,8 @@ from adloco import AdLoCo, BatchWarmup, Execution, InnerMuon, NormTest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import library_texts
-from adloco.data.preparation import prepare
+from adloco.data.preparation import fill
+from adloco.data.token_cache import begin_cache
 from adloco.data.tokenizers import make_tokenizer
 from adloco.distributed.placement.threads import num_cores
 from adloco.lab.optimizer_norms.batch_rules import StepNormTest
@@ -226,6 +227,6 @@ def _prepared(folder: Path, text_file: Path, cache: str) -> Any:
     data = DataSettings(
         path=str(text_file), tokenizer=str(folder / "tokenizer"), cache=str(folder / cache)
     )
-    for state in prepare(data, num_cores()).states():
+    for state in fill(begin_cache(data), num_cores()):
         last = state
     assert last.complete, "the whole text is prepared"

@@ -210,10 +210,8 @@ def test_a_streamed_run_resumes_bit_for_bit(
     written = (tmp_path / "whole" / "metrics.jsonl").read_text()
     records = [json.loads(line) for line in written.splitlines()]
     assert records[-1]["rows_read"] == cached["rows"]
-    # All in the first 256 rows, which are read before training.
-    assert {record["rows_per_second"] for record in records} == {0}
     log = (tmp_path / "whole" / "train.log").read_text()
-    assert f"  {cached['rows']:,} rows read, " in log
+    assert f"  {cached['rows']:,} rows read" in log
     # Two processes that share a cache, cut off after three rounds, and resumed after the cache
     # was lost.
     words = [
