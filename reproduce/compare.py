@@ -33,7 +33,7 @@ TUNED = f"{DILOCO}@{SLOWER}"
 TOGETHER = "--method.num_trainers 1 --method.workers_per_trainer 4 --merge.policy none"
 PAPER = "adloco-paper-small"
 FOUR = "--method.num_trainers 4 --batch.initial 4 --batch.minimum 4"
-LONG = f"--run.tokens {TOKENS} --inner.lr 2e-3"
+LONG = f"--run.tokens {TOKENS} --inner.optimizer adamw --inner.lr 2e-3"
 FIGURE_1 = [
     f"AdLoCo={ADLOCO}@{ADAMW} --outer.lr 0.7",
     f"DiLoCo 0.9={DILOCO}",
@@ -66,7 +66,7 @@ STUDIES = {
     # that merge), the same first batch. DiLoCo with the published Nesterov momentum and a tuned
     # one.
     "figure-1": Study(arms=FIGURE_1, common=f"{LONG} {LINK}"),
-    "longer": Study(arms=FIGURE_1[:2], common=f"--run.tokens 1200000 --inner.lr 2e-3 {LINK}"),
+    "longer": Study(arms=FIGURE_1[:2], common=f"{LONG} --run.tokens 1200000 {LINK}"),
     # The default recipe beside its yardsticks. Runs as short as these reach a lower loss with an
     # outer momentum of 0.6 than with the published 0.9.
     "default-recipe": Study(
@@ -101,7 +101,7 @@ STUDIES = {
     "ablation": Study(
         command="ablate",
         arms=[str(ADLOCO)],
-        common=f"{LONG} --batch.eta 0.8 --inner.optimizer adamw",
+        common=f"{LONG} --batch.eta 0.8",
     ),
     # The norm test's tolerance and switch mode's multiplier: 4 samples fit, so n decides whether
     # requests from 5 to 12 are cut to 4 or accumulated.

@@ -32,7 +32,8 @@ STORE = Path(__file__).with_suffix(".json")
 FOLDER = Path("runs/reproduce/noise-scale")
 EVERY = {"adloco": 1, "ddp-norm": 4, "adloco-paper-small": 1}
 """Recipe -> rounds from one checkpoint to the next."""
-TOKENS = {"ddp-norm": 300_000}
+MORE = {"ddp-norm": {"run.tokens": 300_000, "inner.optimizer": "adamw"}}
+"""Settings of a recipe besides its own."""
 SAMPLES, BATCH, NEAR, PAST = 512, 16, 1.5, 0.8
 FULL = ("noise_scale", "grad_variance", "grad_norm_sq")
 SEEN = (*FULL, "noise_scale_factor", "measured_grad_variance", "measured_grad_norm_sq")
@@ -51,7 +52,7 @@ def trained(recipe: str, corpus: str, path: str, seed: int) -> Path:
             "run.checkpoint_every": EVERY[recipe],
             "run.keep_checkpoints": 10**6,
             **({"data.path": path} if path else {}),
-            **({"run.tokens": TOKENS[recipe]} if recipe in TOKENS else {}),
+            **MORE.get(recipe, {}),
         }
         resume = (folder / "checkpoints").exists()
         adloco.train(resume=folder) if resume else adloco.train(recipe, **settings)

@@ -128,8 +128,8 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
 def test_config_marks_what_differs_from_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(["config", "ddp", "--inner.lr", "0.5"], capsys).splitlines()
     assert 'name = "ddp"  # default: ""' in lines
-    assert "lr = 0.5  # default: 0.002" in lines
-    assert 'optimizer = "adamw"' in lines
+    assert "lr = 0.5  # default: 0.008" in lines
+    assert 'optimizer = "muon"' in lines
 
 
 def test_comparisons_have_three_seeds_and_a_search_has_one() -> None:

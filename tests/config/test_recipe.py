@@ -182,7 +182,10 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ({"inner": {"betas": [0.9]}}, "inner.betas"),
         ({"inner": {"optimizer": "adam"}}, "inner.optimizer must be one of .* mean 'adamw'"),
         ({"inner": {"optimizer": "sgd", "betas": [0.9, 0.95]}}, "inner.betas is not a setting"),
-        ({"inner": {"momentum": 0.5}}, "inner.momentum is not a setting of .* optimizer = 'adamw'"),
+        (
+            {"inner": {"optimizer": "adamw", "momentum": 0.5}},
+            "inner.momentum is not a setting of .* optimizer = 'adamw'",
+        ),
         ({"inner": {"optimizer": "adamw", "exclude": ["embed"]}}, "inner.exclude is not a setting"),
         (
             {"method": {"workers_per_trainer": 9}},

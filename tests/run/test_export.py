@@ -108,6 +108,8 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
                 "10",
                 "--run.tokens",
                 "8000",
+                "--inner.optimizer",
+                "adamw",
                 "--inner.lr",
                 "5e-3",
                 "--run.trackers",
@@ -129,10 +131,12 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     trained = load_trained(tmp_path / "run")
     ids = torch.tensor(trained.stored.tokenizer.encode_whole(["good xxx"], 16))
     assert classifier.tokenizer("good xxx")["input_ids"] == ids[0].tolist()
-    expected = int(
-        trained.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.argmax()
-    )
-    assert classifier("good xxx")[0]["label"] == ["bad", "good"][expected]
+    trained.model.eval()
+    logits = trained.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+    expected = dict(zip(("bad", "good"), torch.softmax(logits, 0).tolist(), strict=True))
+    found = {each["label"]: each["score"] for each in classifier("good xxx", top_k=2)}
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert abs(found["good"] - 0.5) > 0.1, "it has learned something"
 
 
 def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,7 @@ class Recipe:
     inner: InnerFactory = _chosen(
         "inner.optimizer",
         INNER_OPTIMIZERS,
-        default="adamw",
+        default="muon",
         meaning="Each worker's optimizer.",
     )
     learning_rate: LearningRate

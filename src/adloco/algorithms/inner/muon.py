@@ -44,9 +44,9 @@ class InnerMuon:
 
     key: ClassVar[str] = "muon"
 
-    lr: float = setting(2e-3, resume="recorded", aliases=("inner_lr", "learning_rate"))
+    lr: float = setting(8e-3, resume="recorded", aliases=("inner_lr", "learning_rate"))
     """Learning rate of Muon and AdamW at a factor of 1; a schedule multiplies it by its factor."""
-    weight_decay: float = 0.1
+    weight_decay: float = 0.0
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
     momentum: float = 0.9
     """Muon's momentum: the share of the old one in the new one."""
