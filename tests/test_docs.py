@@ -29,7 +29,7 @@ OF_RECIPES, LOOPS = PYTHON[:3], PYTHON[3:]
 """The blocks over recipes and run folders, which follow from one another, and the loops."""
 RESULTS = ROOT / "docs" / "results.md"
 SOURCES = ("bytes_to_loss", "frontier")
-SCRIPT = (ROOT / "src/adloco/config/authors/keys.md").read_text()
+SCRIPT = (ROOT / "src/adloco/lab/authors/keys.md").read_text()
 
 
 CHECKED = {

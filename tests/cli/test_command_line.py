@@ -24,7 +24,7 @@ from adloco.discovery import lab_classes
 from tests.pages import DESCRIBES_LAB
 
 NAMES = ["train", "compare", "sweep", "ablate", "plan", "runs", "recipes", "prepare", "probe"]
-NAMES += ["config", "convert", "evaluate", "generate", "export", "report", "rewind", "launch"]
+NAMES += ["config", "evaluate", "generate", "export", "report", "rewind", "launch"]
 NAMES += ["doctor", "completion", *lab_classes("command")]
 
 

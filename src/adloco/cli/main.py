@@ -26,7 +26,6 @@ from adloco.cli.arguments import (
 from adloco.cli.compare import Compare
 from adloco.cli.completion import Completion
 from adloco.cli.config import Config
-from adloco.cli.convert import Convert
 from adloco.cli.doctor import Doctor
 from adloco.cli.evaluate import Evaluate
 from adloco.cli.export import Export
@@ -47,7 +46,7 @@ from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, 
 
 _OWN: tuple[type[Command], ...] = (
     *(Train, Compare, Sweep, Ablate, Plan, Runs, Recipes, Prepare, Probe),
-    *(Config, Convert, Evaluate, Generate, Export, Report, Rewind, Launch, Doctor, Completion),
+    *(Config, Evaluate, Generate, Export, Report, Rewind, Launch, Doctor, Completion),
 )
 COMMANDS: Mapping[str, type[Command]] = {
     **{kind.key: kind for kind in _OWN},

@@ -17,7 +17,7 @@ from adloco.errors import require
 from adloco.whole_file import write_text
 
 if TYPE_CHECKING:
-    from adloco.config.authors.conversion import Converted
+    from adloco.lab.authors.conversion import Converted
 
 
 @dataclass(kw_only=True)
@@ -34,7 +34,7 @@ class Convert(Command):
     """File to write; it must not exist yet (default: CONFIG.toml)."""
 
     def run(self) -> int:
-        from adloco.config.authors.conversion import convert
+        from adloco.lab.authors.conversion import convert
 
         source: Path = self.config
         target: Path = self.to or source.with_suffix(".toml")

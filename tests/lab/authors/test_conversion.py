@@ -7,14 +7,11 @@ import pytest
 import yaml
 
 from adloco.cli.main import main
-from adloco.config.authors.conversion import convert
-from adloco.config.authors.keys import COMPUTED, ONLY_WITH, first_rows, read_rows
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import named_settings
-from tests.pages import DESCRIBES_LAB
+from adloco.lab.authors.conversion import convert
+from adloco.lab.authors.keys import COMPUTED, ONLY_WITH, first_rows, read_rows
 
-pytestmark = DESCRIBES_LAB
-"""Their configuration names the augmented test of lab/inner_product."""
 SHIPPED: dict[str, Any] = {
     "CUDA_VISIBLE_DEVICES": "3",
     "training_seed": 42,

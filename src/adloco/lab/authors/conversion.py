@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from adloco.config.authors.keys import Given, first_rows, row_of, settings_of, typed
 from adloco.config.recipe import Values, build_recipe
 from adloco.config.recipe_text import toml_line
 from adloco.config.sections import SECTIONS
 from adloco.errors import require
+from adloco.lab.authors.keys import Given, first_rows, row_of, settings_of, typed
 
 FITTING = {
     *((model, dataset) for model in (None, "microllama") for dataset in ("c4", None)),

@@ -71,7 +71,7 @@ class Row:
 def read_rows() -> Mapping[str, Row]:
     """The rows of the table by key, or by `key: value` where a row is about one value."""
     found: dict[str, Row] = {}
-    text = resources.files("adloco.config.authors").joinpath("keys.md").read_text(encoding="utf-8")
+    text = resources.files("adloco.lab.authors").joinpath("keys.md").read_text(encoding="utf-8")
     for line in text.splitlines():
         theirs, value, ours, differs = (cell.strip() for cell in line[1:-1].split("|"))
         keys = tuple(re.findall("`(.+?)`", theirs))
