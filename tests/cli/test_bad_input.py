@@ -60,7 +60,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             ["--data.context_tokens", "1000", "--batch.initial", "64", "--batch.maximum", "64"],
             "windows of 1000 tokens to train on, but one inner step needs",
         ),
-        (["--method.num_trainers", "5000"], "but one inner step needs"),
+        (["--method.num_trainers", "100000"], "but one inner step needs"),
         (
             ["--method.num_trainers", "1000000000"],
             "method.num_trainers x method.workers_per_trainer must be <= 1,000,000, got "
@@ -119,7 +119,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             ["--placement.shard_size", "1e30"],
             "placement.shard_size must be > -2^53 and < 2^53, got 1,000,",
         ),
-        (["--placement.shard_size", "1000000000000"], "lower these sizes, or ask for more workers"),
+        (["--placement.shard_size", "1000000000000"], "a multiple of 1000000000000, or ask for"),
         (["--model.num_layers", "10000000"], "model.num_layers must be <= 4096, got 10,000,000"),
         (["--model.vocab_size", "99999999"], "model.vocab_size must be < 16,777,216, got"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),

@@ -275,7 +275,10 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     )
     # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
     each = parameters * (128 + 2) / 256 / 1e6
-    assert lines[2].endswith(f"sends {each:,.1f} MB per worker; each merge sends more")
+    assert lines[2].endswith(
+        "nothing is sent until trainers merge; from then on a sync sends "
+        f"{each:,.1f} MB per worker; each merge sends more"
+    )
     assert lines[3].startswith("each trainer trains a model of its own, until several merge")
     assert lines[4].startswith("the batch follows the gradient")
     settings, _ = take_settings([*small, "--run.folder", f"{run.folder}-diloco"])

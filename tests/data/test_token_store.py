@@ -98,6 +98,11 @@ def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
     whole = files(cache)
     (cache.folder / "train.bin").write_bytes(whole["train.bin"][:-3])
     assert files(open_cache(settings(folder, tmp_path))) == whole
+    meta = json.loads(whole["meta.json"])
+    for key in meta:
+        lacking = {name: value for name, value in meta.items() if name != key}
+        (cache.folder / "meta.json").write_text(json.dumps(lacking))
+        assert files(open_cache(settings(folder, tmp_path))) == whole, key
 
 
 def test_a_cache_whose_source_failed_resumes_with_good_rows(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_prepare_verifies(
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     meta = json.loads((folder / "meta.json").read_text())
     total = meta["train"] + meta["validation"]
-    assert f"all {total:,} tokens match their checksums" in capsys.readouterr().out
+    assert f"all {total:,} tokens match their digests" in capsys.readouterr().out
     flip(folder / "train.bin", -1)
     assert main(words) == 2
     (error,) = capsys.readouterr().err.splitlines()

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.multiprocessing import ProcessRaisedException
 
 from adloco import BatchGuards
-from adloco.distributed.dtensor import gather_shards
+from adloco.distributed.dtensor import _host_mesh, first_element, gather_shards, local
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.whole_model import WholeModel
 from adloco.distributed.testing import run_on_ranks
@@ -237,3 +238,28 @@ def evaluated_after_loading(shards: int) -> tuple[float, float]:
 def test_shards_gathered_for_an_evaluation_are_not_used_again() -> None:
     for before, after in run_on_ranks(evaluated_after_loading, 2, 2):
         assert after == pytest.approx(before, rel=1e-12)
+
+
+def on_a_host_mesh(shards: int, replicas: int) -> None:
+    names = ("replica", "shard") if replicas > 1 else ("shard",)
+    mesh = init_device_mesh("cpu", (replicas, shards)[-len(names) :], mesh_dim_names=names)
+    placements = [Replicate(), Shard(0)][-len(names) :]
+    whole = torch.arange(15.0).reshape(5, 3)
+    like = distribute_tensor(whole, mesh, placements)
+    again = DTensor.from_local(
+        local(like).clone(),
+        _host_mesh(like.device_mesh),
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    assert torch.equal(again.full_tensor(), whole)
+    assert first_element(again) == first_element(like)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_mesh_for_tensors_in_host_memory_has_the_same_ranks(replicas: int) -> None:
+    """Where parameters are on GPUs, outer state may be on a mesh of its own, which CPUs do not
+    need."""
+    run_on_ranks(on_a_host_mesh, 2 * replicas, 2, replicas)

@@ -202,6 +202,11 @@ def fail_on_rank_one() -> None:
     dist.barrier()
 
 
+def expect_in_vain() -> None:
+    with pytest.raises(LookupError):
+        dist.barrier()
+
+
 def die_on_rank_one() -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -217,6 +222,8 @@ def test_the_helper_shows_the_failing_rank() -> None:
         ProcessRaisedException, match=r"(?s)Process 1 .*LookupError: rank one cannot"
     ):
         run_on_ranks(fail_on_rank_one, 2, timeout_seconds=60)
+    with pytest.raises(ProcessRaisedException, match="DID NOT RAISE"):
+        run_on_ranks(expect_in_vain, 2, timeout_seconds=60)
     with pytest.raises(ProcessException):
         run_on_ranks(die_on_rank_one, 2, timeout_seconds=60)
     with pytest.raises(TimeoutError, match="the ranks did not end within 4"):

@@ -210,3 +210,21 @@ def test_a_run_whose_store_has_ended_may_be_started_again(
         launcher.communicate()
         assert exit_code(ends.get(timeout=30)) == RANK_FAILURE
     assert threading.enumerate() == before, "a thread that outlives the run aborts its process"
+
+
+def test_a_store_that_is_frozen_at_the_end_of_a_run_is_not_waited_for(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", KEEPS_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout
+    monkeypatch.setenv("MASTER_PORT", launcher.stdout.readline().decode().strip())
+    quorum, ends = Quorum(number=0, members=(0, 1), process=0), queue.Queue[OtherRankError]()
+    try:
+        with Watch(end=ends.put, silent_seconds=2.0, timeout_seconds=2.0)(Notes(quorum)):
+            launcher.send_signal(signal.SIGSTOP)
+        assert ends.empty()
+    finally:
+        launcher.kill()
+        launcher.communicate()

@@ -1,5 +1,7 @@
 """The advice that follows from predictions."""
 
+import math
+
 from adloco.plan.advice import choose, find_crossing
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
@@ -33,10 +35,13 @@ def test_the_crossing_is_where_data_parallel_training_is_as_fast() -> None:
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
 
-    def crossing(*names: str) -> float | None:
+    def crossing(*names: str, islands: int = 2, latency: str = "0ms") -> float | None:
         def predicted(bandwidth: float) -> list[Prediction]:
             on = Cluster(
-                islands=2, bandwidth=f"{bandwidth / 1e3:.6f}kbit", samples_per_second={8: 16.0}
+                islands=islands,
+                bandwidth=f"{bandwidth / 1e3:.6f}kbit",
+                latency=latency,
+                samples_per_second={8: 16.0},
             )
             found = candidates(names, [("method.sync_every", "100")], on)
             return [predict(one, workload, on, target) for one in found]
@@ -46,3 +51,5 @@ def test_the_crossing_is_where_data_parallel_training_is_as_fast() -> None:
     both = crossing("ddp", "diloco")
     assert both and 1e6 < both < 1e9
     assert crossing("ddp") is None and crossing("diloco") is None
+    assert crossing("ddp", "diloco", islands=1) == 0
+    assert crossing("ddp", "diloco", latency="1s") == math.inf

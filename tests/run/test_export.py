@@ -23,10 +23,13 @@ def test_exported_is_trained(
     run, folder = tmp_path / "run", tmp_path / "exported"
     assert main(["train", "adloco", *small]) == 0
     assert main(["evaluate", str(run), "--windows", "8"]) == 0
+    (tmp_path / ".exported").mkdir()  # A neighbour, as .git is of an export to git.
     said = capsys.readouterr().out
     flags = ["--license", "apache-2.0", "--language", "no,en"]
     assert main(["export", str(run), "--to", str(folder), *flags]) == 0
     assert f"from_pretrained({str(folder)!r})" in capsys.readouterr().out
+    there = {path.name for path in tmp_path.iterdir() if "export" in path.name}
+    assert there == {".exported", "exported"}
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder)
     trained = load_trained(run)
     ids = torch.randint(0, 256, (2, 16))

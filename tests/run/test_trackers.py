@@ -174,11 +174,12 @@ def test_one_that_is_not_installed_or_not_known_is_named(
         f"adloco: run.trackers names {absent}, which is not installed; pip install "
         f"'adloco[{absent}]', or leave it out\n"
     )
-    assert main(["train", "single", *small, "--run.trackers", "tensorbord"]) == 2
-    assert (
-        "run.trackers must be one of clearml, mlflow, tensorboard, trackio, wandb"
-        in capsys.readouterr().err
-    )
+    for wrong in ("tensorbord", "auto,tensorboard"):
+        assert main(["train", "single", *small, "--run.trackers", wrong]) == 2
+        assert (
+            "run.trackers must be auto or none alone, or each name must be one of clearml, mlflow"
+            in capsys.readouterr().err
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -77,6 +77,7 @@ class Round:
             with phase("sync"):
                 began = parts.clock()
                 if may_stop and self._stopped():
+                    self._count_sync({}, parts.clock() - began)  # Waited for the slowest rank.
                     return None
                 if event.kind != "receive":  # What is received was weighted when it was sent.
                     weights = samples

@@ -182,7 +182,7 @@ def add_command(commands: Commands, kind: type[Command], *, with_arguments: bool
     """Add a command to the parser, with its arguments or only for the list of all commands."""
     description, _, below = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     if issubclass(kind, SettingsCommand) and not kind.overview:
-        below += SETTINGS
+        below = f"{below}\n{SETTINGS}".lstrip("\n")
     parser = commands.add_parser(
         kind.key,
         help=kind.summary,

@@ -64,7 +64,8 @@ def closing_lines(
 def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:
     last = run.newest
     if not last["bytes_communicated"]:
-        return "nothing was sent between workers"
+        inside = f"; {sent_text(last)}" if last["bytes_inside"] else ""
+        return f"nothing was sent between workers{inside}"
     waited = (
         f"; training waited {summary['exposed_seconds']:,.1f} s for syncs, "
         f"{summary['hidden_seconds']:,.1f} s of transfers were hidden behind it"

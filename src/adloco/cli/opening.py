@@ -100,7 +100,8 @@ def _sent(run: TrainingRun) -> str:
         rest = "; each merge sends more"
     else:
         rest = "" if rounds is None else f", at most {shown(each * rounds)} in all"
-    return f"a sync sends {shown(each)} per worker{rest}"
+    first = "nothing is sent until trainers merge; from then on " if max(sizes) == 1 else ""
+    return f"{first}a sync sends {shown(each)} per worker{rest}"
 
 
 def _explained(run: TrainingRun) -> list[str]:

@@ -27,7 +27,7 @@ class Prepare(RecipeCommand):
     processes: int | None = argument(None, "N")
     """Processes that tokenise (default: one per core)."""
     verify: bool = argument(False)
-    """Then compare all tokens with their checksums; a run compares a sample."""
+    """Then compare all tokens with their digests; a run compares a sample."""
     check: bool = argument(False)
     """Then show rows, counts of tokens and samples."""
 
@@ -103,11 +103,11 @@ def _fill(cache: "TokenCache", processes: int, console: Console) -> "State":
 
 
 def _verify(cache: "TokenCache", console: Console) -> None:
-    """Compare all tokens with their checksums, and show how far it is."""
+    """Compare all tokens with their digests, and show how far it is."""
     total = len(cache.train) + len(cache.validation)
     done = 0
     with shown_progress(console, "comparing") as advance:
         for tokens in cache.store.verify():
             done += tokens
             advance(tokens, total, f"{done:,} tokens")
-    console.print(f"all {done:,} tokens match their checksums", soft_wrap=True)
+    console.print(f"all {done:,} tokens match their digests", soft_wrap=True)

@@ -41,9 +41,10 @@ class Probe(RanksCommand):
         from adloco.cli.rank_processes import RankEnd, on_ranks
         from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
 
+        given = ",".join(map(str, self.micro_batches))
         require(
             all(size > 0 for size in self.micro_batches),
-            f"--micro-batches must be > 0, as in 1,4,16, got {self.micro_batches}",
+            f"--micro-batches must be > 0, as in 1,4,16, got {given}",
         )
         require(
             self.throughput is not None or not self.micro_batches,

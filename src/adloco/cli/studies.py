@@ -2,6 +2,7 @@
 each, and show the comparison.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ def run_study(
         draw: Draws further pictures for the page.
     """
     targets = arguments.targets
-    require(all(target > 0 for target in targets), f"--targets must be > 0, got {targets}")
+    given = ",".join(f"{target:g}" for target in targets)
+    require(all(target > 0 for target in targets), f"--targets must be > 0, got {given}")
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
@@ -136,16 +138,22 @@ def train_all(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=math.inf,  # A bar moves once in a round.
+    ) as progress:
         bars = [
-            progress.add_task(printable(_name(run)), total=1, said="", start=False) for run in runs
+            progress.add_task(printable(_name(run)), total=1, said="", start=False, visible=False)
+            for run in runs
         ]
         whole = progress.add_task("all runs", total=len(runs), said="")
         for jobs in train_missing(runs, folder, parallel):
             for number, (job, bar) in enumerate(zip(jobs, bars, strict=True)):
                 loss = job.last.get("val_loss") or job.last.get("train_loss")
                 said = f"loss {loss:.3f}" if loss and job.state == "running" else job.state
-                progress.update(bar, completed=job.part, said=said)
+                progress.update(bar, completed=job.part, said=said, visible=job.state != "waiting")
                 if told.get(number, "waiting") != job.state:
                     _tell(job, console)
                     if job.state == "running":
@@ -167,6 +175,13 @@ def print_table(table: Table, console: Console) -> None:
     shown = table_of(*table.columns, names=1, title=table.title)
     for row in table.rows:
         shown.add_row(*(cell.text for cell in row))
+    # The name of an arm may be folded, the words of the other cells not, if they have room.
+    cells = zip(table.columns, *([cell.text for cell in row] for row in table.rows), strict=True)
+    words = ([word for cell in column for word in cell.split()] for column in cells)
+    first, *widths = (max(map(len, column)) for column in words)
+    if first + sum(widths) + 2 * len(widths) <= console.width:
+        for column, width in zip(shown.columns[1:], widths, strict=True):
+            column.min_width = width
     console.print(shown)
 
 

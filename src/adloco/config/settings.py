@@ -126,11 +126,12 @@ class RunSettings:
             "name",
             "must be printable characters without slashes, and not . or ..",
         )
-        for name in self.tracker_names:
+        for name in () if self.trackers == "auto" else self.tracker_names:
             try:
-                _ = name == "auto" or TRACKERS.find(name)
+                TRACKERS.find(name)
             except ValueError as error:
-                raise SettingError(self, "trackers", str(error)) from error
+                problem = f"must be auto or none alone, or each name {error}"
+                raise SettingError(self, "trackers", problem) from error
 
     @property
     def limits(self) -> dict[str, int]:

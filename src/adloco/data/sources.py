@@ -155,7 +155,14 @@ def _windows(tokens: NDArray[Any], indices: NDArray[np.int64], context_tokens: i
 
 
 class StreamOrder:
-    """The order of `num_samples` samples in `num_streams` disjoint streams."""
+    """The order of `num_samples` samples in `num_streams` disjoint streams.
+
+    (seed, stream, position) alone determine the sample at that position.
+    Stream s of S owns the samples s, s + S, s + 2S, ... Each pass over them (an epoch of that
+    stream) has its own permutation. So no sample comes twice in an epoch, whatever the batch
+    schedule; to resume, a checkpoint needs one integer per stream; and a merge moves a stream to
+    another worker by that integer.
+    """
 
     def __init__(self, *, num_samples: int, num_streams: int, seed: int) -> None:
         require(

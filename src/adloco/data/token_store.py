@@ -254,12 +254,16 @@ def _read(folder: Path) -> State:
     Raises:
         ValueError: Its file is damaged.
     """
+    content = (folder / META).read_bytes()
     try:
-        return TypeAdapter(State).validate_json((folder / META).read_bytes())
-    except ValueError as error:
+        state = TypeAdapter(State).validate_json(content)
+        # Defaults and conversions would hide what is missing.
+        require(asdict(state) == json.loads(content), "its values are not those of a state")
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder / META} is damaged; remove {folder}, and it is made again"
         ) from error
+    return state
 
 
 def _intact(folder: Path) -> bool:
@@ -285,7 +289,7 @@ def sample_chunks(count: int) -> list[int]:
 
 
 def _digest(tokens: NDArray[Any]) -> bytes:
-    return hashlib.sha256(tokens.tobytes()).digest()[:DIGEST_BYTES]
+    return hashlib.sha256(np.ascontiguousarray(tokens).data).digest()[:DIGEST_BYTES]
 
 
 def _changed(folder: Path, name: str) -> str:

@@ -78,7 +78,12 @@ def _rank(
         world_size=num_ranks,
         timeout=timedelta(seconds=timeout_seconds),
     )
-    result = function(*arguments)
+    try:
+        result = function(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:  # torch shows Exceptions alone, and pytest's Failed is none.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     dist.barrier()
     dist.destroy_process_group()
     # torch's own pickling would share memory of a process that has ended by then.

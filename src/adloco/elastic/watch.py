@@ -66,7 +66,8 @@ class Watch:
             yield lambda error: self._explain(notes, error)
         finally:
             thread.done.set()
-            thread.join()
+            # Not for ever: a store that is frozen gives no answer, and nobody would end the thread.
+            thread.join(self.silent_seconds)
 
     def _explain(self, notes: Notes, error: Exception) -> OtherRankError | None:
         """Who has closed a connection, and write it down for the others, who may not see it."""

@@ -95,7 +95,8 @@ def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 def find_crossing(on_bandwidth: Predictor) -> float | None:
     """The bandwidth in bits/s from which on data-parallel training is as fast as the fastest
-    candidate that syncs; infinite if it is slower on every link, None without one of the two.
+    candidate that syncs; 0 if it is on every link, infinite if it is on none, None without one of
+    the two.
     """
 
     def parallel_is_slower(bandwidth: float) -> bool:
@@ -110,6 +111,8 @@ def find_crossing(on_bandwidth: Predictor) -> float | None:
         return None
     if parallel_is_slower(high):
         return math.inf
+    if not parallel_is_slower(low):
+        return 0.0
     while high / low > 1.01:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if parallel_is_slower(middle) else (low, middle)

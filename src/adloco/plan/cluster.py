@@ -151,4 +151,6 @@ def read_cluster(path: Path) -> Cluster:
         found: Cluster = construct(Cluster, values)
         return found
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        inside = {*values.get("samples_per_second", ())} & known.keys()
+        hint = "; entries stand above the table [samples_per_second]" if inside else ""
+        raise ValueError(f"{path}: {error}{hint}") from error

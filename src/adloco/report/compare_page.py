@@ -176,8 +176,9 @@ def _content(
 
 def _interval(metric: Metric, difference: Difference) -> str:
     def number(value: float) -> str:
-        # A mean of counts is no whole number; of few syncs the tenths count.
-        return f"{value:,.1f}" if metric.whole else metric.number(value)
+        # Of few syncs the tenths count.
+        few = metric.whole and abs(difference.mean) < 100
+        return f"{value:,.1f}" if few else _number(metric, value)
 
     sign = "+" if difference.mean > 0 else ""
     half = "" if difference.half_width is None else f" ± {number(difference.half_width)}"

@@ -99,7 +99,7 @@ def _among_candidates(plan: Plan, metrics: Mapping[str, Metric]) -> Iterable[Cur
             (name, [one for one in drawn if one.candidate.name == name], "points")
             for name in methods
         ),
-        ("Pareto front", pareto(drawn), "strong"),
+        ("Pareto front", pareto(drawn), "marks"),
         ("recommended", [plan.chosen], "strong"),
     ]
     for name, found, look in groups:

@@ -71,6 +71,11 @@ def crossing_text(plan: Plan) -> str:
         return ""
     if math.isinf(plan.crossing):
         return f"Data-parallel training is slower at every bandwidth{plan.condition}."
+    if plan.crossing == 0:
+        return (
+            "Data-parallel training is about as fast as all others at every bandwidth"
+            f"{plan.condition}."
+        )
     return (
         f"From {readable(plan.crossing, RATES)} on, data-parallel training is about as fast as all "
         f"others{plan.condition}."

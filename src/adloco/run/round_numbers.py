@@ -93,7 +93,7 @@ def round_record(
     return {
         **{name: known[name] if name in known else getattr(report, name) for name in ROUND},
         **evaluated(best),
-        "memory": memory.take(),
+        "memory": memory.take(),  # It begins the next record: peak_bytes was read before.
         "sync": asdict(report.sync),
         "trainers": [
             _flat(trainer, "trainer") | evaluated(measured.get(trainer.trainer, {}))

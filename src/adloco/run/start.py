@@ -75,6 +75,7 @@ def prepare_run(
         rate = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
         recipe = replace(recipe, learning_rate=rate)
     opened, notices = _open(recipe, placement, stored, problem), list[str]()
+    opened.train_source()  # Refuses too little data before anything is measured.
     check_memory(recipe, opened.builder, placement)
     if recipe.switch.max_micro_batch == "auto":
         # Found once: the numbers depend on it, so a resumed run keeps it.

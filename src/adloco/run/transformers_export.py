@@ -4,6 +4,7 @@ a model card with the recipe and the results.
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -50,9 +51,10 @@ def export(
     )
     if labels:
         _name_classes(trained, labels)
-    temporary = folder.with_name(f".{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)  # Left by an export that was killed.
-    temporary.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    outside = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
+    temporary = outside / "model"
+    temporary.mkdir()  # Others may read it, unlike what mkdtemp makes.
     try:
         model: Any = trained.model
         tokenizer = trained.stored.tokenizer.to_transformers(
@@ -77,7 +79,7 @@ def export(
             file.chmod(card.stat().st_mode)
         temporary.rename(folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(outside, ignore_errors=True)
 
 
 def _name_classes(trained: Trained, labels: Sequence[str]) -> None:

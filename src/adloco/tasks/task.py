@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-if TYPE_CHECKING:
-    from dataclasses import dataclass
+from adloco.errors import require_range
+from adloco.setting import setting
 
+if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from adloco.data.tokenizers import Tokenizer
     from adloco.metrics import Metric
     from adloco.models.source import Head
-from adloco.errors import require_range
-from adloco.setting import setting
 
 
 @dataclass(frozen=True)

@@ -216,13 +216,21 @@ def test_a_recipe_with_characters_that_toml_forbids(tmp_path: Path) -> None:
         convert(written(tmp_path, 'task_name: "a\\u0007b"\n'))
 
 
-def test_a_key_given_twice(tmp_path: Path) -> None:
-    """The current name goes before the older one; of equal names the last one counts."""
-    path = written(tmp_path, "ETA: 0.1\nETA: 0.2\ninitial_batch_size: 4\nINITIAL_BATCH_SIZE: 8\n")
+def test_a_key_given_by_both_of_its_names(tmp_path: Path) -> None:
+    """The current name goes before the older one."""
+    path = written(tmp_path, "ETA: 0.2\ninitial_batch_size: 4\nINITIAL_BATCH_SIZE: 8\n")
     assert settings(path)["batch.initial"] == 4
     assert convert(path).values["batch"]["eta"] == 0.2
     remarks = [key.remark for key in convert(path).keys]
     assert remarks[2] == "Not used, because initial_batch_size is given too."
+
+
+def test_a_key_that_is_given_twice_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("merge_frequency: 3\nmerge_frequency: 5\n")
+    assert main(["convert", str(tmp_path / "config.yaml")]) == 2
+    assert "merge_frequency is given twice" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

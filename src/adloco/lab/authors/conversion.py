@@ -154,6 +154,18 @@ def _names() -> dict[str, str]:
     return {name: name for name in rows} | older
 
 
+class _Once(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses keys that are given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"{key} is given twice")
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a YAML file with their values, those inside `model_config` by model_config.name.
 
@@ -162,7 +174,7 @@ def _read(path: Path) -> dict[str, Any]:
     """
     require(path.is_file(), f"there is no file {str(path)!r}; name a configuration in YAML")
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = yaml.load(path.read_bytes(), _Once)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is not valid YAML ({reason}); correct it") from error
