@@ -119,7 +119,7 @@ def test_muon_is_that_of_torch() -> None:
     """To the rounding of bf16 where both compute in it, and near it in float32. Matrices of one
     shape are orthogonalised together.
     """
-    shapes, inner = [(24, 40), (40, 24), (16, 16), (24, 40)], InnerMuon(lr=0.1)
+    shapes, inner = [(24, 40), (40, 24), (16, 16), (24, 40)], InnerMuon(lr=0.1, weight_decay=0.1)
     theirs = moved_by_muon(shapes, torch_muon, native=True)
     for native, tolerance in ((True, 0.004), (False, 0.02)):
         for mine, other in zip(moved_by_muon(shapes, inner, native=native), theirs, strict=True):
@@ -209,7 +209,7 @@ def test_muon_splits_stacked_matrices(transposed: bool, monkeypatch: pytest.Monk
 def test_every_trainable_parameter_is_covered_once(make: Any) -> None:
     parts = {"embed": nn.Embedding(5, 4), "body": nn.Linear(4, 4), "norm": nn.LayerNorm(4)}
     frozen = nn.Linear(4, 4).requires_grad_(False)
-    optimizers = make()(nn.ModuleDict({**parts, "frozen": frozen}))
+    optimizers = make(weight_decay=0.1)(nn.ModuleDict({**parts, "frozen": frozen}))
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     covered = [id(parameter) for group in groups for parameter in group["params"]]
     wanted = [id(parameter) for part in parts.values() for parameter in part.parameters()]

@@ -167,7 +167,7 @@ def test_throughput_up_to_the_largest_that_fits_on_the_ranks_of_an_island(
         (["--micro-batches", "1"], "--micro-batches needs --throughput CLUSTER.toml"),
         (
             ["--throughput", "c.toml", "--micro-batches", "1,0"],
-            "--micro-batches must be > 0, as in 1,4,16, got [1, 0]",
+            "--micro-batches must be > 0, as in 1,4,16, got 1,0",
         ),
         (["--throughput", "missing/c.toml"], "must be a file in a folder that exists"),
     ],

@@ -130,7 +130,7 @@ class RunSettings:
             try:
                 TRACKERS.find(name)
             except ValueError as error:
-                problem = f"must be auto or none alone, or each name {error}"
+                problem = f"{error} (auto and none stand alone)"
                 raise SettingError(self, "trackers", problem) from error
 
     @property

@@ -3,6 +3,11 @@
 Traffic between workers is counted as if every worker had an island of its own, so that the figure
 is a property of the algorithm and not of the placement. What the ranks of one island exchange is
 counted separately.
+
+Who counts what crosses between workers: `PlainSum`, `CompressedSum`, `Comm.broadcast` and
+`Placement.gather`; inside an island: `IslandGroup`, `WholeModel`, `ShardedModel`, `MatrixOwners`
+and `Islands`. `Placement.total_bytes` adds up the ranks, and `report_round` divides by workers.
+Bytes of checkpoints are counted apart, by `run/recovery.py` and elastic/.
 """
 
 from collections.abc import Sequence
