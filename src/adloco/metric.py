@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 Record = dict[str, Any]
 """One line of metrics.jsonl; docs/run-folder.md lists its fields."""
-Per = Literal["round", "sync", "trainer", "worker", "phase"]
-"""Owner of a number in a line: the round, its syncs, a trainer, a worker, or a phase (of
-memory_use.PHASES).
+Per = Literal["round", "sync", "trainer", "worker", "island", "phase"]
+"""Owner of a number in a line: the round, its syncs, a trainer, a worker, an island with a text of
+its own, or a phase (of memory_use.PHASES).
 """
 Aggregation = Literal["last", "mean", "mean by bytes", "sum", "max"]
 """Way of combining the numbers of all rounds into one number of the run.

@@ -171,7 +171,8 @@ def validation(measure: Metric, per: Per = "round", *, panel: str | None = None)
 
     Args:
         measure: What the task measures.
-        per: "round" for the best trainer's value, "trainer" for each trainer's.
+        per: "round" for the best trainer's value, "trainer" for each trainer's, "island" for that
+            of each island's text.
         panel: Name of another panel than the measure's own.
     """
     panel = measure.panel if panel is None else panel
@@ -216,7 +217,7 @@ def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
         case "phase":
             return list(record["memory"].values())
         case _:
-            return list(record[f"{per}s"])
+            return list(record.get(f"{per}s", ()))  # Other runs have no islands.
 
 
 def values(metric: Metric, records: Sequence[Record], number: int | None = None) -> list[list[Any]]:

@@ -4,14 +4,14 @@ With one trainer and a constant batch, a run is DiLoCo. If the outer step is als
 is LocalSGD. If there is also only one worker, it is plain training.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
-from adloco.algorithms.evaluation import Share, evaluate
+from adloco.algorithms.evaluation import Share, Sums, evaluate, means, total
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
@@ -115,6 +115,7 @@ class AdLoCo:
             base_rate=first.base_rates[0][0],
             model_bytes=sum(tensor.numel() * tensor.element_size() for tensor in params),
             bytes_handed=self._bytes_handed,
+            islands={worker: problem.island_of(worker) for worker in range(method.num_workers)},
         )
         self.state = RunState(workers=workers, trainers={}, chosen=chosen)
         """The run's trainers, workers and counters."""
@@ -262,11 +263,26 @@ class AdLoCo:
         Raises:
             ValueError: A round is in progress.
         """
+        found = self.evaluate_islands(lambda island: share)
+        return {trainer: means(total([*sums.values()])) for trainer, sums in found.items()}
+
+    def evaluate_islands(self, share_of: Callable[[int], Share]) -> dict[int, dict[int, Sums]]:
+        """Evaluate each trainer's global parameters on the text of each island (`Problem.islands`).
+
+        Args:
+            share_of: Takes an island, and returns what `evaluate` takes.
+
+        Returns:
+            The sums of each quantity, and last their number, by trainer id and island.
+
+        Raises:
+            ValueError: A round is in progress.
+        """
         require(
             not self.state.in_round,
             "a round is in progress, and workers differ; evaluate between rounds",
         )
-        return evaluate(self.state, self.placement, share)
+        return evaluate(self.state, self.placement, self._parts.islands, share_of)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a run needs to continue with the same bits.

@@ -1,6 +1,6 @@
 """Evaluation of trainers' global parameters, with the work split over their workers and ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -17,10 +17,17 @@ The set is split into `parts` parts, and `part` is the number of one of them, fr
 the sum of one or more quantities, and last the number of summands. The function must call the model
 equally often for every part, because all ranks of an island compute a sharded model together.
 """
+Sums = list[float]
+"""Sums of quantities over an evaluation set, and last the number of summands."""
 
 
-def evaluate(state: RunState, placement: Placement, share: Share) -> dict[int, list[float]]:
-    """The mean of each quantity over the evaluation set, by trainer id. Called on all ranks.
+def evaluate(
+    state: RunState,
+    placement: Placement,
+    islands: Mapping[int, int],
+    share_of: Callable[[int], Share],
+) -> dict[int, dict[int, Sums]]:
+    """Sums over each evaluation set, by trainer id and island. Called on all ranks.
 
     Where workers' parameters differ from their trainers' global ones, these replace them while the
     model is evaluated.
@@ -28,39 +35,44 @@ def evaluate(state: RunState, placement: Placement, share: Share) -> dict[int, l
     Args:
         state: The run's state, between rounds.
         placement: Where all workers live.
-        share: Evaluates a model on one part of the evaluation set.
+        islands: The island of each worker, by id: workers of one island share an evaluation set.
+        share_of: Takes an island, and returns what evaluates a model on one part of its set.
     """
     trainers, workers = state.trainers, state.workers
-    places = {
-        worker: (trainer, index)
-        for trainer in trainers.values()
-        for index, worker in enumerate(trainer.worker_ids)
-    }
+    sharing: dict[tuple[int, int], list[int]] = {}
+    """The workers that share a set, by trainer and island, in rising order."""
+    for each in trainers.values():
+        for worker in each.worker_ids:
+            sharing.setdefault((each.id, islands[worker]), []).append(worker)
+    places = {worker: place for place, among in sharing.items() for worker in among}
     ranks = placement.ranks_per_worker
 
-    def run(worker: Worker) -> list[float]:
-        trainer, index = places[worker.id]
+    def run(worker: Worker) -> Sums:
+        trainer, island = places[worker.id]
+        among = sharing[trainer, island]
         worker.model.eval()
-        tensors = trainer.outer.parameters()
+        tensors = trainers[trainer].outer.parameters()
         live = worker.swapped_params(tensors) if state.diverged else nullcontext()
         with live, torch.no_grad():
-            part = share(
-                worker.model, index * ranks + worker.engine.rank, len(trainer.worker_ids) * ranks
-            )
+            index = among.index(worker.id) * ranks + worker.engine.rank
+            part = share_of(island)(worker.model, index, len(among) * ranks)
         worker.engine.after_evaluation()
         return worker.engine.sum(part)
 
     results = placement.map(run, list(workers.values()), on_failure=lambda: None)
     gathered = placement.gather(dict(zip(workers, results, strict=True)))
-    sums = {
-        trainer.id: [gathered[worker] for worker in trainer.worker_ids]
-        for trainer in trainers.values()
-    }
-    totals = {
-        trainer: [sum(column) for column in zip(*rows, strict=True)]
-        for trainer, rows in sums.items()
-    }
-    return {
-        trainer: [total / count for total in quantities]
-        for trainer, (*quantities, count) in totals.items()
-    }
+    sums: dict[int, dict[int, Sums]] = {trainer: {} for trainer in trainers}
+    for (trainer, island), among in sharing.items():
+        sums[trainer][island] = total([gathered[worker] for worker in among])
+    return sums
+
+
+def total(sums: Sequence[Sums]) -> Sums:
+    """The sums over several sets or parts together."""
+    return [sum(column) for column in zip(*sums, strict=True)]
+
+
+def means(sums: Sums) -> list[float]:
+    """The mean of each quantity."""
+    *quantities, count = sums
+    return [quantity / count for quantity in quantities]

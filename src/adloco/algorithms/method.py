@@ -7,7 +7,7 @@ and `syncing` join those that belong together. The H, eta and n in force are in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -73,9 +73,17 @@ class Problem:
     sharded model; see `distributed.parallel.layers.Fill`. None for other models."""
     tokens_per_sample: int = 1
     """Tokens of a sample, for schedules in tokens."""
+    islands: int = 1
+    """Islands with texts of their own, among which the streams of `data` are divided."""
     validation: Sequence[Any] = ()
     """Batches, like those that `data` gives, on which `adloco.train` evaluates: the validation loss
     is the mean of their losses. `AdLoCo` does not read it."""
+
+    def island_of(self, stream: int) -> int:
+        """The island, from 0, whose text a stream reads. Islands have neighbouring streams, as
+        `Placement.owner` gives them neighbouring workers.
+        """
+        return stream * self.islands // self.data.num_streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +220,25 @@ class OuterMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SyncWeights:
+    """The weights of workers in a sync."""
+
+    weights: Literal["samples", "equal"] = "samples"
+    """Weight of a worker in a sync. samples: its share of the samples that its trainer's workers
+    have trained on; equal: that of each other worker, however many samples it took."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+
+    def of(self, samples: Mapping[int, float]) -> Mapping[int, float]:
+        """A positive number for each worker, to which its weight is in proportion.
+
+        samples: Of each worker, by id.
+        """
+        return samples if self.weights == "samples" else dict.fromkeys(samples, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Syncing:
     """Settings of the sync between the workers of a trainer."""
 
@@ -225,6 +252,8 @@ class Syncing:
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
     """Place and data type of the global parameters."""
+    weights: SyncWeights = field(default_factory=SyncWeights)
+    """The weights of a trainer's workers."""
 
     def __post_init__(self) -> None:
         rate = self.outer if isinstance(self.outer, float) else 0.7

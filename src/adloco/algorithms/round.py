@@ -16,7 +16,6 @@ from adloco.algorithms.reports import RoundReport, TrainerReport
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import Weights
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SumStats, SyncStats
@@ -68,7 +67,7 @@ class Round:
         # of.
         tasks = parts.planner.tasks(state)
         samples = {worker: float(task.samples) for worker, task in tasks.items()}
-        weights: Weights = samples
+        given = weights = parts.syncing.weights.of(samples)
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -80,7 +79,7 @@ class Round:
                     self._count_sync({}, parts.clock() - began)  # Waited for the slowest rank.
                     return None
                 if event.kind != "receive":  # What is received was weighted when it was sent.
-                    weights = samples
+                    weights = given
                     for stage in state.stages:
                         weights = stage.weights(event, weights)
                 costs = {}
@@ -234,6 +233,7 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     The mean is weighted by the last round's samples. Called on all ranks, between rounds.
     """
     if state.diverged:
-        for trainer, replicas, weights, comm in state.synced(state.last_samples, parts.placement):
+        given = parts.syncing.weights.of(state.last_samples)
+        for trainer, replicas, weights, comm in state.synced(given, parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

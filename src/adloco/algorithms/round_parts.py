@@ -1,6 +1,6 @@
 """The parts that all rounds of a run share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -26,5 +26,7 @@ class RoundParts:
     """Size of the trainable parameters in the model's own data type."""
     bytes_handed: Callable[[], Bytes]
     """Returns the bytes that all ranks have given to collectives since the run began."""
+    islands: Mapping[int, int]
+    """The island of each worker, by id, whose text it reads (`Problem.islands`)."""
     halted: Event = field(default_factory=Event)
     """Set it to stop the round once the current inner steps are done."""

@@ -56,30 +56,31 @@ class Prepare(RecipeCommand):
             "data.streaming is true, so say how much to prepare; set data.samples, or "
             "data.streaming to false for all of it",
         )
-        cache = begin_cache(recipe.data)
-        try:
-            state = _fill(cache, processes, console)
-        except KeyboardInterrupt:
+        for data in recipe.data.texts():
+            cache = begin_cache(data)
+            try:
+                state = _fill(cache, processes, console)
+            except KeyboardInterrupt:
+                console.print(
+                    f"stopped; {cache.store.state.rows:,} rows are in {cache.folder}, "
+                    "and the same command continues from there",
+                    soft_wrap=True,
+                )
+                return INTERRUPTED
             console.print(
-                f"stopped; {cache.store.state.rows:,} rows are in {cache.folder}, "
-                "and the same command continues from there",
+                f"{cache.folder}: {state.train:,} tokens to train on and {state.validation:,} to "
+                f"validate on, from {state.documents:,} texts in {state.rows:,} rows",
                 soft_wrap=True,
             )
-            return INTERRUPTED
-        console.print(
-            f"{cache.folder}: {state.train:,} tokens to train on and {state.validation:,} to "
-            f"validate on, from {state.documents:,} texts in {state.rows:,} rows",
-            soft_wrap=True,
-        )
-        if left_out := cache.skipped():
-            console.print(left_out, style="bold", soft_wrap=True)
-        if self.verify:
-            _verify(cache, console)
-        if self.check:
-            check_packed(cache, console)
-        if state.complete and not self.check:  # That has said so already.
-            check_one_window(cache.data, state.train, "train", " or lower data.context_tokens")
-            check_one_window(cache.data, state.validation, "evaluate", HOLD_OUT_MORE)
+            if left_out := cache.skipped():
+                console.print(left_out, style="bold", soft_wrap=True)
+            if self.verify:
+                _verify(cache, console)
+            if self.check:
+                check_packed(cache, console)
+            if state.complete and not self.check:  # That has said so already.
+                check_one_window(data, state.train, "train", " or lower data.context_tokens")
+                check_one_window(data, state.validation, "evaluate", HOLD_OUT_MORE)
         return 0
 
 

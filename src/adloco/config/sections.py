@@ -17,6 +17,7 @@ from adloco.algorithms.method import (
     Method,
     OuterMemory,
     Syncing,
+    SyncWeights,
 )
 from adloco.algorithms.optimizers import InnerFactory, OuterFactory, OuterMean
 from adloco.algorithms.stage import Option
@@ -147,6 +148,7 @@ class Recipe:
         meaning="How a sync changes the global parameters.",
     )
     outer_memory: OuterMemory = _in("outer")
+    sync_weights: SyncWeights = _in("outer")
     wire: PlainWire | WireFormat = _chosen(
         "wire.format",
         WIRE_FORMATS,
@@ -186,6 +188,8 @@ class Recipe:
         )
         for option in self.options.values():
             option.check(self.method, self.batching, self.streaming, self.merge)
+        if self.data.islands:
+            self._check_islands()
         each = self.batch.fewest_groups
         smallest = self.method.workers_per_trainer * each
         require(
@@ -194,6 +198,29 @@ class Recipe:
             f"{self.method.workers_per_trainer} workers has "
             f"{'a sample' if each == 1 else f'{each} samples to compare'}, got "
             f"{self.guards.initial}",
+        )
+
+    def _check_islands(self) -> None:
+        """Raise ValueError if islands with texts of their own cannot train this recipe."""
+        islands, method = len(self.data.islands), self.method
+        require(
+            self.task.packed,
+            "data.islands is for language models; leave it out with this task.kind",
+        )
+        require(
+            method.num_trainers == 1,
+            "data.islands needs one trainer, so that all are measured on the same texts, got "
+            f"method.num_trainers {method.num_trainers}; set it to 1",
+        )
+        require(
+            method.num_workers >= islands,
+            f"method.workers_per_trainer must be >= {islands}, one for each of data.islands, got "
+            f"{method.workers_per_trainer}",
+        )
+        require(
+            self.run.on_rank_failure != "replace",
+            "run.on_rank_failure cannot be replace with data.islands, because no other island has "
+            "the text of one that fails; use drop, or stop and --restart",
         )
 
     def require_numbers(self) -> None:
@@ -272,6 +299,7 @@ class Recipe:
             feedback=self.feedback,
             streaming=self.streaming,
             memory=self.outer_memory,
+            weights=self.sync_weights,
         )
 
     @property

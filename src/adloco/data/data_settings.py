@@ -1,14 +1,20 @@
 """Settings of the text to train on (recipe section [data])."""
 
+import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from adloco.errors import SettingError, require, require_range, require_setting
 from adloco.setting import setting
 
+OF_ISLAND = (
+    *("path", "dataset", "arguments", "config", "split", "validation_split", "samples"),
+    *("validation_samples", "validation_fraction", "bad_rows", "text_column"),
+)
+"""Settings that an island with a text of its own can have for itself."""
 ALL_ROWS = sys.maxsize
 """Value of `validation_samples` with which every row is held out."""
 
@@ -71,6 +77,15 @@ class DataSettings:
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
     spread evenly over the rows, or, if a path has too few rows for one, of the end of each.
     """
+    islands: Mapping[str, Mapping[str, Any]] = setting(
+        factory=dict, resume="free", of_rank=True, equal="data"
+    )
+    """Islands that have texts of their own, by name, each with the settings of this section that
+    are others there: { c = { path = "texts/c" }, english = { path = "texts/english" } }. Workers
+    are divided among them in this order; a process opens the texts of its own workers alone. On
+    machines of their own, { c = {}, english = {} } is enough, with data.path on the line of each.
+    Empty: all workers read the same text.
+    """
     cache: str = setting("", resume="free", of_rank=True)
     """Folder of the caches of tokenised text. Empty: adloco in the folder that XDG_CACHE_HOME
     names, or ~/.cache/adloco without that variable.
@@ -116,6 +131,60 @@ class DataSettings:
             "must be > {validation_samples=}, which are held out of them",
         )
 
+        if self.islands:
+            self._check_islands()
+
+    def _check_islands(self) -> None:
+        names = [*self.islands]
+        require_setting(
+            len(names) > 1 and all(re.fullmatch(r"[\w.-]+", name) for name in names),
+            self,
+            "islands",
+            "must name two islands or more, with letters, digits, _, - and .",
+        )
+        require(
+            not self.streaming,
+            "data.islands and data.streaming do not go together: the text of each island is "
+            "compared on resume, and that of a stream is not known; set data.streaming to false",
+        )
+        require(
+            not self.tokenizer.startswith("bpe:"),
+            f"data.tokenizer {self.tokenizer!r} would be trained on a text that the islands do not "
+            "share; use bytes, or the folder or hub name of a tokenizer",
+        )
+        for name in names:
+            try:
+                self.of_island(name)
+            except ValueError as error:
+                text = error.named("data") if isinstance(error, SettingError) else str(error)
+                raise ValueError(f"island {name!r} of data.islands: {text}") from error
+
+    def of_island(self, name: str) -> "DataSettings":
+        """The settings of one of the `islands`, which has a text of its own.
+
+        Raises:
+            ValueError: The table of the island has other settings than OF_ISLAND, or wrong values.
+        """
+        own, given = (
+            self.islands[name],
+            {each.name: getattr(self, each.name) for each in fields(self)},
+        )
+        for key, value in own.items():
+            require(
+                key in OF_ISLAND,
+                f"{key} cannot be given for an island; settings that can: {', '.join(OF_ISLAND)}",
+            )
+            kind = type(given[key])
+            require(
+                isinstance(value, kind) and not isinstance(value, bool),
+                f"{key} must be of the type {kind.__name__}, got {value!r}",
+            )
+        return replace(self, islands={}, **own)
+
+    def texts(self) -> "list[DataSettings]":
+        """The settings of each text: one, or those of the islands."""
+        return [self.of_island(name) for name in self.islands] or [self]
+
     def require_context(self) -> None:
         """Raise ValueError if samples are too short for a text, in which tokens follow others."""
         require(
@@ -126,6 +195,8 @@ class DataSettings:
     @property
     def source(self) -> str:
         """The setting that names the source, for messages."""
+        if self.islands:
+            return f"data.islands {', '.join(self.islands)}"
         if self.dataset:
             return f"data.dataset {self.dataset!r}"
         if self.factory:
@@ -136,7 +207,7 @@ class DataSettings:
     def name(self) -> str:
         """A short name of the source, for the name of a folder."""
         path = str(Path(self.path).absolute()) if self.path else ""
-        return self.dataset or self.factory or path or "stdlib"
+        return "-".join(self.islands) or self.dataset or self.factory or path or "stdlib"
 
     def at(self, path: str) -> "DataSettings":
         """These settings with another path as the source, all rows of which are held out."""
@@ -149,6 +220,7 @@ class DataSettings:
             streaming=False,
             factory="",
             arguments={},
+            islands={},
             samples=0,
             validation_samples=ALL_ROWS,
         )

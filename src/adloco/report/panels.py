@@ -36,6 +36,11 @@ CAPTIONS = {
         "may grow until a merge; if the loss of one trainer stays behind while its distance "
         "grows, it diverges.",
     ),
+    "islands": (
+        "Islands",
+        "The loss on each island's own text, which no other island has. Healthy: all fall; if one "
+        "rises while the others fall, the run forgets its text.",
+    ),
     "workers": (
         "Workers",
         "Healthy: all wait about equally long, and for little of a round. A worker that never "
@@ -69,7 +74,8 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
         records: The lines of metrics.jsonl.
         loss: The task's loss.
     """
-    metrics = [validation(loss, "trainer", panel="trainers"), *METRICS]
+    of_loss = [validation(loss, per, panel=f"{per}s") for per in ("trainer", "island")]
+    metrics = [*of_loss, *METRICS]
     makers: dict[str, Callable[[list[Metric], Sequence[Record]], list[Chart]]] = {
         "batch": _batch,
         "noise_scale": _statistics,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from adloco.algorithms.evaluation import Sums, means, total
 from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerReport
 from adloco.metrics import (
     ROUND,
@@ -60,7 +61,7 @@ def round_record(
     mfu: float | None,
     bytes_checkpoint: int,
     memory: Memory,
-    measured: Mapping[int, Mapping[str, float]],
+    measured: Mapping[int, Mapping[int, Sums]],
 ) -> Record:
     """One line of metrics.jsonl.
 
@@ -72,10 +73,15 @@ def round_record(
         mfu: The share of the devices' arithmetic that this is; None if it is not known.
         bytes_checkpoint: Bytes of checkpoints that crossed between islands so far.
         memory: Of this process, since the last record by phase.
-        measured: Each measure by name, by trainer; empty if the round was not evaluated.
+        measured: Sums of the task's measures, by trainer and island; empty if the round was not
+            evaluated.
     """
-    measures = recipe.task.measures
-    best = min(measured.values(), key=lambda found: found["loss"], default={})
+    measures, names = recipe.task.measures, [*recipe.data.islands]
+    of_trainers = {
+        trainer: recipe.task.measured(means(total([*sums.values()])))
+        for trainer, sums in measured.items()
+    }
+    best = min(of_trainers.values(), key=lambda found: found["loss"], default={})
     known = {
         "tokens": report.samples * recipe.data.context_tokens,
         "seconds": round(progress.seconds, 3),
@@ -96,8 +102,14 @@ def round_record(
         "memory": memory.take(),  # It begins the next record: peak_bytes was read before.
         "sync": asdict(report.sync),
         "trainers": [
-            _flat(trainer, "trainer") | evaluated(measured.get(trainer.trainer, {}))
+            _flat(trainer, "trainer") | evaluated(of_trainers.get(trainer.trainer, {}))
             for trainer in report.trainers
+        ],
+        # There is one trainer where islands have texts of their own.
+        "islands": [
+            {"island": names[island]} | evaluated(recipe.task.measured(means(sums)))
+            for by_island in (measured.values() if names else ())
+            for island, sums in by_island.items()
         ],
         "workers": [_flat(worker, "worker") for worker in report.workers],
         "merges": [

@@ -35,6 +35,7 @@ from adloco.run.opened import Opened, option_copies, outer_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
+from adloco.tasks.islands import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
 from adloco.whole_file import write_text
@@ -135,6 +136,7 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
         loss_fn=parts.task.loss,
         data=parts.train_source(),
         tokens_per_sample=recipe.data.context_tokens,
+        islands=max(1, len(recipe.data.islands)),
     )
     algorithm = AdLoCo(
         parts.start.of(problem) if parts.start else problem,
@@ -171,6 +173,7 @@ def place_workers(recipe: Recipe) -> Placement:
         "the kind of device": device.type,
         "the version of adloco": metadata.version("adloco"),
         "the code of adloco": code_checksum(),
+        "data.islands": ", ".join(recipe.data.islands),  # Their settings may differ.
     }
     return place(
         recipe.method.living_workers,
@@ -184,7 +187,8 @@ def place_workers(recipe: Recipe) -> Placement:
 
 
 def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) -> Task:
-    """Open the task with its data. Rank 0 writes the files on disk first; the others wait.
+    """Open the task with its data. Rank 0 writes the files on disk first; the others wait. Of
+    islands with texts of their own, each rank opens those whose workers it has.
 
     Args:
         recipe: The run's recipe.
@@ -195,13 +199,21 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
         ValueError: The data does not fit the settings, or the text differs between ranks.
     """
 
+    method, islands = recipe.method, len(recipe.data.islands)
+    workers = placement.local(method.living_workers)
+    own = sorted({worker * islands // method.num_workers for worker in workers})
+
     def open_here() -> Task:
         tokenizer = stored.tokenizer if stored else None
-        return recipe.task.open(TaskData(recipe.data, recipe.evaluation, tokenizer))
+        given = TaskData(recipe.data, recipe.evaluation, tokenizer)
+        return open_islands(recipe.task, given, own) if islands else recipe.task.open(given)
 
     made = open_here() if placement.is_rank_zero else None
     placement.agree(None)
     task = made or open_here()
+    if isinstance(task, IslandTexts):
+        task.meet(placement.all_values)
+        return task
     where = "data.dataset" if recipe.data.dataset else "data.path"
     require(
         task.matches_fingerprint(placement.agree(task.corpus)),

@@ -41,6 +41,7 @@ from adloco.run.records import Records
 from adloco.run.recovery import Recovered, load_newest_good
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
+from adloco.tasks.islands import IslandTexts
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
 
@@ -326,6 +327,8 @@ def check_corpus(stored: StoredRun, task: Task) -> None:
     """Raise ValueError if the task's text is not the text that the run began with."""
     data = stored.recipe.data
     where = data.source if not data.path else f"the text of {data.source}"
+    if isinstance(task, IslandTexts):
+        where = f"the text of island {' and '.join(task.changed(stored.about['corpus']))}"
     require(
         task.matches_fingerprint(stored.about["corpus"]),
         f"{where} is not what the run in {stored.folder} began with; restore it, or start another "

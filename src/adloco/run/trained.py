@@ -25,6 +25,7 @@ from adloco.run.folder import MODEL
 from adloco.run.own_problem import builder_of
 from adloco.run.records import Records
 from adloco.run.stored import StoredRun, check_corpus, read_run
+from adloco.tasks.islands import IslandTexts, open_islands
 from adloco.tasks.language_model import generate
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import EvaluationSettings, Task, TaskData
@@ -122,7 +123,12 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
     stored = trained.stored
     if trained.problem:
         return ProblemTask(trained.problem)
-    task = stored.recipe.task.open(TaskData(stored.recipe.data, evaluation, stored.tokenizer))
+    recipe = stored.recipe
+    given = TaskData(recipe.data, evaluation, stored.tokenizer)
+    islands = range(len(recipe.data.islands))
+    task: Task = open_islands(recipe.task, given, islands) if islands else recipe.task.open(given)
+    if isinstance(task, IslandTexts):
+        task.meet(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
     check_corpus(stored, task)
     return task

@@ -4,7 +4,7 @@ run.rounds(): ...`.
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from adloco.algorithms.evaluation import Share, Sums
 from adloco.algorithms.method import Problem
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.state_parts import RUN
@@ -63,6 +64,7 @@ from adloco.run.stored import (
 )
 from adloco.run.trackers import Trackers
 from adloco.run.trained import text_sample
+from adloco.tasks.islands import of_island
 
 
 class TrainingRun:
@@ -402,18 +404,16 @@ class TrainingRun:
             measured=measured,
         )
 
-    def _evaluate(self) -> dict[int, dict[str, float]]:
-        """The task's measures of each trainer."""
+    def _evaluate(self) -> Mapping[int, Mapping[int, Sums]]:
+        """Sums of the task's measures, by trainer and island."""
         at_once = self.algorithm.state.chosen.switch(self.recipe.switch).at_once
+
+        def share_of(island: int) -> Share:
+            task = of_island(self.task, island)
+            return lambda model, *place: task.measure(model, self.device, at_once, *place)
+
         with self._memory.phase("evaluation"):
-            means = self.algorithm.evaluate(
-                lambda model, part, parts: self.task.measure(
-                    model, self.device, at_once, part, parts
-                )
-            )
-        return {
-            trainer: self.recipe.task.measured(of_trainer) for trainer, of_trainer in means.items()
-        }
+            return self.algorithm.evaluate_islands(share_of)
 
     def _save(self, content: Content, *, last: bool) -> None:
         of_others = self.copies.for_disk if self.copies else {}

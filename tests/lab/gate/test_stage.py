@@ -21,12 +21,14 @@ from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     TWO_WORKERS_PLACED,
     BlockLM,
+    Recording,
     adamw,
     cases,
     make_run,
     next_token,
     outer_sgd,
     params_of,
+    regression,
     tokens,
 )
 
@@ -184,3 +186,28 @@ def test_the_verdicts_of_a_round_survive_a_stop_in_it() -> None:
     report = resumed.round()
     assert report is not None
     assert report.workers[BAD].more["syncs_left_out"] >= 1
+
+
+def test_with_texts_of_their_own_the_workers_of_an_island_are_compared() -> None:
+    """Six workers of two islands; the last two read targets a hundred times as large."""
+    left_out = {}
+    for islands in (1, 2):
+        run = make_run(
+            workers_per_trainer=6,
+            data=LargeTargets(regression(6)),
+            islands=islands,
+            options=[Gate(gate=True, gate_cosine=-1.0)],
+            guards=BatchGuards(initial=60),
+        )
+        report = run.round()
+        assert report is not None
+        left_out[islands] = [row.worker for row in report.workers if row.more["syncs_left_out"]]
+    assert left_out == {1: [4, 5], 2: [3]}
+
+
+class LargeTargets(Recording):
+    """A source of which two streams have targets a hundred times as large."""
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        inputs, targets = super().read(stream, position, count)
+        return inputs, targets * (100 if stream >= 4 else 1)

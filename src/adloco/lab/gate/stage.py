@@ -35,6 +35,7 @@ class GateStage(Stage):
 
     def __init__(self, gate: Gate, parts: RoundParts, state: RunState) -> None:
         self._gate, self._state, self._placement = gate, state, parts.placement
+        self._islands = parts.islands
         self._verdicts: dict[int, list[Verdict]] = {}
         """The verdicts on each worker in the round, by id."""
 
@@ -70,13 +71,14 @@ class GateStage(Stage):
         sketches = placement.gather(
             {worker.id: row for worker, row in zip(here, rows, strict=True)}
         )
-        verdicts = {
-            worker: verdict
-            for trainer in trainers
-            for worker, verdict in self._gate.judge(
-                {worker: sketches[worker] for worker in trainer.worker_ids}
-            ).items()
-        }
+        # Islands with texts of their own have other gradients, which is no fault.
+        compared: dict[tuple[int, int], dict[int, list[float]]] = {}
+        for number, trainer in owners.items():
+            alike = compared.setdefault((trainer.id, self._islands[number]), {})
+            alike[number] = sketches[number]
+        verdicts: dict[int, Verdict] = {}
+        for vectors in compared.values():
+            verdicts |= self._gate.judge(vectors)
         for worker in here:
             if verdicts[worker.id].left_out:
                 copy_all(*_of_fragment(worker, owners[worker.id], fragment))

@@ -1,0 +1,174 @@
+"""A task on the texts of several islands, each of which has its own (`data.islands`).
+
+A process opens the texts of its own workers' islands alone. Of the others it learns a fingerprint
+and a number of samples.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.evaluation import total
+from adloco.algorithms.method import Source
+from adloco.data.data_settings import DataSettings
+from adloco.errors import require
+from adloco.tasks.task import Task, TaskData, TaskSettings
+
+Gather = Callable[[Any], list[Any]]
+"""Takes this rank's value, and returns those of all ranks."""
+
+
+def open_islands(settings: TaskSettings, given: TaskData, here: Sequence[int]) -> "IslandTexts":
+    """Open the texts of the islands whose workers are here.
+
+    Args:
+        settings: The task.
+        given: Its data, with islands.
+        here: The numbers of these islands, from 0.
+
+    Raises:
+        ValueError: A text cannot be read, or two islands have the same one.
+    """
+    names = [*given.data.islands]
+    own = {island: given.data.of_island(names[island]) for island in here}
+    for island, data in own.items():
+        same = [names[other] for other in here if other != island and own[other] == data]
+        require(
+            not same,
+            f"this process has the workers of islands {names[island]} and {', '.join(same)}, which "
+            f"have the same text ({data.source}); give each its own in data.islands, or train each "
+            "island in a process of its own",
+        )
+    tasks: dict[int, Task] = {}
+    for island, data in own.items():
+        try:
+            tasks[island] = settings.open(replace(given, data=data))
+        except ValueError as error:
+            raise ValueError(f"island {names[island]}: {error}") from error
+    return IslandTexts(given.data, tasks)
+
+
+class IslandTexts:
+    """A task on the texts of islands, as `Task` says."""
+
+    def __init__(self, data: DataSettings, tasks: Mapping[int, Task]) -> None:
+        """
+        Args:
+            data: Names the islands.
+            tasks: The task on the text of each island that is open here, by number.
+        """
+        self.tasks = tasks
+        self.first = next(iter(tasks.values()))
+        self.tokenizer = self.first.tokenizer
+        self._data, self._names = data, [*data.islands]
+        self._texts: dict[str, str] = {}
+        """The fingerprint of each island's text, by name."""
+        self._samples = 0
+
+    def meet(self, gather: Gather) -> None:
+        """Learn of the texts of all islands. Called on all ranks, before the task is used.
+
+        Raises:
+            ValueError: The tokenizers of islands differ, or ranks of one have other texts.
+        """
+        tokenizer = self.tokenizer.fingerprint()
+        here = {
+            self._names[island]: (task.corpus, task.num_train_samples(0))
+            for island, task in self.tasks.items()
+        }
+        found: dict[str, tuple[str, int]] = {}
+        for other, theirs in gather((tokenizer, here)):
+            require(
+                other == tokenizer,
+                f"data.tokenizer {self._data.tokenizer!r} differs between islands; give all of "
+                "them the same",
+            )
+            for name, text in theirs.items():
+                require(
+                    found.setdefault(name, tuple(text)) == tuple(text),
+                    f"the text of island {name} differs between its ranks; give them the same",
+                )
+        self._texts = {name: found[name][0] for name in self._names if name in found}
+        self._samples = min(samples for _, samples in found.values())
+
+    @property
+    def corpus(self) -> str:
+        return json.dumps(self._texts)
+
+    def changed(self, corpus: str) -> list[str]:
+        """The islands here whose texts are others than in an earlier value of `corpus`."""
+        before = json.loads(corpus)
+        return [name for name, text in self._texts.items() if before.get(name) != text]
+
+    def matches_fingerprint(self, corpus: str) -> bool:
+        return not self.changed(corpus)
+
+    def rows_read(self) -> int | None:
+        return None
+
+    def skipped(self) -> str:
+        told = ((self._names[island], task.skipped()) for island, task in self.tasks.items())
+        return "; ".join(f"island {name}: {text}" for name, text in told if text)
+
+    def configure(self, config: Any) -> Any:
+        return self.first.configure(config)
+
+    def train_source(self, num_streams: int, seed: int, least: int) -> Source:
+        source = IslandSource(num_streams, len(self._names))
+        for island, task in self.tasks.items():
+            streams = source.first_of(island + 1) - source.first_of(island)
+            share = -(-least * streams // num_streams)
+            source.sources[island] = task.train_source(streams, seed, share)
+        return source
+
+    def num_train_samples(self, at_least: int) -> int:
+        """The samples before the first island begins again, over all islands."""
+        return self._samples * len(self._names)
+
+    def largest_source(self) -> Source:
+        return self.first.largest_source()
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return self.first.loss(model, batch)
+
+    def validate_model(self, model: Any, device: torch.device) -> str:
+        return self.first.validate_model(model, device)
+
+    def measure(
+        self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
+    ) -> list[float]:
+        each = self.tasks.values()
+        return total([task.measure(model, device, at_once, part, parts) for task in each])
+
+
+class IslandSource:
+    """Streams that are divided among islands, each with a source of its own."""
+
+    def __init__(self, num_streams: int, islands: int) -> None:
+        """
+        Args:
+            num_streams: Streams of all islands together.
+            islands: Their number; island i has the streams of which `Problem.island_of` is i.
+        """
+        self.num_streams = num_streams
+        self.sources: dict[int, Source] = {}
+        """The sources of the islands that are open here."""
+        self._islands = islands
+
+    def first_of(self, island: int) -> int:
+        """The first stream of an island, or of those after the last one."""
+        return -(-island * self.num_streams // self._islands)
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        """Read samples of a stream, from the text of its island, which must be open here."""
+        island = stream * self._islands // self.num_streams
+        return self.sources[island].read(stream - self.first_of(island), position, count)
+
+
+def of_island(task: Task, island: int) -> Task:
+    """The task on the text of an island; itself if all islands read one text."""
+    return task.tasks[island] if isinstance(task, IslandTexts) else task

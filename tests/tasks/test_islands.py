@@ -1,0 +1,254 @@
+"""Texts of islands: who reads what, what is measured where, and what is refused."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adloco.algorithms.evaluation import means, total
+from adloco.algorithms.method import Problem, SyncWeights
+from adloco.cli.arguments import take_settings
+from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
+from adloco.data.sources import TokenSource
+from adloco.distributed.launch.launcher import this_rank
+from adloco.distributed.testing import run_on_ranks
+from adloco.run.training_run import TrainingRun
+from adloco.tasks.islands import IslandSource
+from tests.conftest import small_flags
+from tests.problems import (
+    Recording,
+    cases,
+    linear,
+    make_run,
+    params_of,
+    regression,
+    squared_error,
+    without_timings,
+)
+from tests.run.test_training_run import numbers
+
+
+def test_streams_are_divided_among_islands() -> None:
+    """Five streams of two islands: three of the first, whose text has 10s, two of the second."""
+    source = IslandSource(5, 2)
+    assert [source.first_of(island) for island in range(3)] == [0, 3, 5]
+    for island, first in ((0, 10), (1, 100)):
+        text = np.arange(first, first + 13)
+        source.sources[island] = TokenSource(
+            text, context_tokens=2, num_streams=[3, 2][island], seed=0
+        )
+    read = [source.read(stream, 0, 2)[:, 0].tolist() for stream in range(5)]
+    assert [sorted(stream) for stream in read] == [[10, 16], [12, 18], [14, 20]] + [
+        sorted(stream) for stream in read[3:]
+    ]
+    assert all(first >= 100 for stream in read[3:] for first in stream)
+    assert not {*read[3]} & {*read[4]}
+    problem = Problem(build_model=linear, loss_fn=squared_error, data=source, islands=2)
+    assert [problem.island_of(stream) for stream in range(5)] == [0, 0, 0, 1, 1]
+
+
+def test_sums_of_islands_add_up() -> None:
+    """Losses 3 of 2 tokens and 8 of 4 tokens: 1.5 and 2 a token, and 11 / 6 in all."""
+    islands = [[3.0, 2.0], [8.0, 4.0]]
+    assert [means(sums) for sums in islands] == [[1.5], [2.0]]
+    assert means(total(islands)) == pytest.approx([11 / 6])
+
+
+def test_each_island_is_measured_by_its_own_workers() -> None:
+    """Three workers, two of the first island, which share its set in two parts."""
+    run = make_run(workers_per_trainer=3, data=regression(3), islands=2)
+    parts: list[tuple[int, int, int]] = []
+
+    def share_of(island: int) -> Callable[[Any, int, int], list[float]]:
+        def share(model: Any, part: int, of: int) -> list[float]:
+            parts.append((island, part, of))
+            return [10.0 * island + part, 1.0]
+
+        return share
+
+    assert run.evaluate_islands(share_of) == {0: {0: [1.0, 2.0], 1: [10.0, 1.0]}}
+    assert sorted(parts) == [(0, 0, 2), (0, 1, 2), (1, 0, 1)]
+    assert run.evaluate(share_of(1)) == {0: [31.0 / 3]}
+
+
+@pytest.mark.parametrize("weights", ["samples", "equal"])
+def test_weights_of_workers_in_a_sync(weights: Any) -> None:
+    """Batch 5 of two workers is 3 and 2 samples, by which their parameters count, or equally."""
+    run = make_run(guards=None, weights=SyncWeights(weights=weights), sync_every=1)
+    run.trainers[0].controller.requested_batch = 5
+    source = regression(2)
+    start = params_of(run).clone()
+    assert run.round() is not None
+    ends = []
+    for worker, samples in ((0, 3), (1, 2)):
+        alone = make_run(workers_per_trainer=1, data=Shifted(source, worker), sync_every=1)
+        alone.trainers[0].controller.requested_batch = samples
+        assert alone.round() is not None
+        ends.append(params_of(alone))
+    first = 0.6 if weights == "samples" else 0.5
+    expected = start + first * (ends[0] - start) + (1 - first) * (ends[1] - start)
+    torch.testing.assert_close(params_of(run), expected)
+    with pytest.raises(ValueError, match="weights must be samples or equal, got 'other'"):
+        SyncWeights(weights="other")  # type: ignore[arg-type]
+
+
+class Shifted(Recording):
+    """One stream of another source."""
+
+    def __init__(self, source: Any, stream: int) -> None:
+        super().__init__(source)
+        self.num_streams, self._stream = 1, stream
+
+    def read(self, stream: int, position: int, count: int) -> Any:
+        return super().read(self._stream, position, count)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Two files that have nothing in common."""
+    (tmp_path / "numbers.txt").write_text(" ".join(str(i * i) for i in range(3000)))
+    (tmp_path / "words.txt").write_text("the cat sat on the mat and the dog sat too. " * 500)
+    return tmp_path
+
+
+def flags_of(folder: Path, islands: str, *more: str) -> list[str]:
+    words = small_flags(folder, folder)
+    words[words.index("--data.path") : words.index("--data.path") + 2] = []
+    return [*words, "--run.tokens", "4096", "--data.islands", islands, *more]
+
+
+def both(folder: Path) -> str:
+    paths = (f'{name} = {{ path = "{folder / name}.txt" }}' for name in ("numbers", "words"))
+    return f"{{ {', '.join(paths)} }}"
+
+
+def recipe_of(words: list[str]) -> Recipe:
+    flags, left = take_settings(words)
+    assert not left
+    return build_recipe(override(read_values("diloco"), flags))
+
+
+def test_an_island_reads_its_own_text_and_is_measured_on_it(texts: Path) -> None:
+    run = TrainingRun.create(recipe_of(flags_of(texts, both(texts))))
+    source = run.task.train_source(2, seed=0, least=2)
+    decoded = [
+        run.task.tokenizer.decode(source.read(worker, 0, 20).flatten().tolist())
+        for worker in (0, 1)
+    ]
+    assert not {*decoded[0]} & {*"abcdefghijklmnopqrstuvwxyz"}
+    assert not {*decoded[1]} & {*"0123456789"}
+    *_, record = run.rounds()
+    own = {row["island"]: row["val_loss"] for row in record["islands"]}
+    assert [*own] == ["numbers", "words"]
+    # Both sets have eight windows of as many tokens.
+    assert record["val_loss"] == pytest.approx(sum(own.values()) / 2, rel=1e-12)
+    assert own["numbers"] > own["words"]
+
+
+def train_apart(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    """Train a worker on each rank, which knows the path of its own text alone."""
+    os.chdir(folder)
+    own = ["numbers.txt", "words.txt"][this_rank() * 2 // ranks]
+    words = flags_of(folder, "{ numbers = {}, words = {} }", "--data.path", own)
+    run = TrainingRun.create(recipe_of([*words, "--method.workers_per_trainer", str(ranks)]))
+    return [without_timings(record) for record in run.rounds()]
+
+
+@pytest.mark.parametrize(
+    "ranks", cases({"one each": (2,), "two workers each": (4,)}, default=("one each",))
+)
+def test_islands_on_their_own_ranks_give_the_numbers_of_one_process(
+    ranks: int, texts: Path
+) -> None:
+    more = ["--method.workers_per_trainer", str(ranks), "--run.folder", str(texts / "one")]
+    run = TrainingRun.create(recipe_of(flags_of(texts, both(texts), *more)))
+    expected = [without_timings(record) for record in run.rounds()]
+    assert run_on_ranks(train_apart, ranks, texts, ranks)[0] == expected
+
+
+def test_a_run_of_islands_is_resumed_bit_for_bit_and_with_these_texts_alone(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = flags_of(texts, both(texts))
+    assert main(["train", "diloco", *words, "--run.folder", str(texts / "whole")]) == 0
+    folder = texts / "run"
+    run = TrainingRun.create(recipe_of(words))
+    for record in run.rounds():
+        if record["round"] == 3:
+            run.stop()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert numbers(folder) == numbers(texts / "whole")
+    assert main(["evaluate", str(folder)]) == 0
+    (texts / "words.txt").write_text("something else " * 2000)
+    capsys.readouterr()
+    for command in (["train", "--resume", str(folder)], ["evaluate", str(folder)]):
+        assert main(command) == 2
+        assert "the text of island words is not what the run in" in capsys.readouterr().err
+
+
+def texts_that_differ(folder: Path) -> str:
+    os.chdir(folder)
+    own = ["numbers.txt", "words.txt"][this_rank() % 2]
+    words = flags_of(folder, "{ a = {}, b = {} }", "--data.path", own)
+    try:
+        TrainingRun.create(recipe_of([*words, "--method.workers_per_trainer", "4"]))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_of_one_island_have_one_text(texts: Path) -> None:
+    problems = run_on_ranks(texts_that_differ, 4, texts)
+    assert {*problems} == {"the text of island a differs between its ranks; give them the same"}
+
+
+@pytest.mark.parametrize(
+    ("islands", "more", "problem"),
+    [
+        ("{ a = {} }", (), "data.islands must name two islands or more"),
+        ("{ a = {}, 'b c' = {} }", (), "with letters, digits"),
+        ("{ a = {}, b = {} }", (), "the workers of islands a and b, which have the same text"),
+        ("{ a = {}, b = { pth = 'x' } }", (), "island 'b' of data.islands: pth cannot be given"),
+        ("{ a = {}, b = { path = 3 } }", (), "path must be of the type str, got 3"),
+        (
+            "{ a = {}, b = { samples = -1 } }",
+            (),
+            "island 'b' of data.islands: data.samples must be >= 0, got -1",
+        ),
+        (
+            "BOTH",
+            ("--data.tokenizer", "bpe:300"),
+            "trained on a text that the islands do not share",
+        ),
+        ("BOTH", ("--method.num_trainers", "2"), "data.islands needs one trainer"),
+        ("BOTH", ("--method.workers_per_trainer", "1"), "one for each of data.islands, got 1"),
+        ("BOTH", ("--run.on_rank_failure", "replace"), "cannot be replace with data.islands"),
+        ("BOTH", ("--task.kind", "classification"), "data.islands is for language models"),
+        ("{ a = {}, b = { path = '/nowhere' } }", (), "island b: "),
+    ],
+)
+def test_what_islands_cannot_be(
+    islands: str, more: tuple[str, ...], problem: str, texts: Path, capsys: Any
+) -> None:
+    given = both(texts) if islands == "BOTH" else islands
+    assert main(["train", "diloco", *flags_of(texts, given, *more)]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert not (texts / "run").exists()
+
+
+def test_prepare_fills_the_cache_of_each_island(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = texts / "recipe.toml"
+    recipe.write_text(f"[data]\nislands = {both(texts)}\ncache = '{texts / 'cache'}'\n")
+    words = ["prepare", str(recipe), "--processes", "1", "--method.workers_per_trainer", "2"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("tokens to train on") == 2
+    assert len([*(texts / "cache").glob("*/*")]) >= 2
