@@ -114,7 +114,8 @@ def report_round(
         eta=state.chosen.eta,
         multiplier=state.chosen.multiplier,
         bytes_communicated=handed.between / len(done),
-        bytes_sent=handed.sent / len(done),
+        # Ranks add up thirds of bytes in other orders.
+        bytes_sent=round(handed.sent / len(done), 3),
         bytes_inside=handed.inside / placement.num_ranks,
         bytes_ddp_equivalent=parts.model_bytes * state.inner_steps,
         train_loss=sum(row.loss_sum for row in done.values()) / samples,
@@ -167,13 +168,22 @@ def report_trainer(
         train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),
         learning_rate=base_rate
         * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
-        cosine_similarity=mean_cosine(
-            [row.sync.sent_sq for row in done], sum(row.sync.total_sq for row in done)
+        cosine_similarity=_six_digits(
+            mean_cosine([row.sync.sent_sq for row in done], sum(row.sync.total_sq for row in done))
         ),
-        wire_error=relative_error(
-            [row.sync.error_sq for row in done], [row.sync.wanted_sq for row in done]
+        wire_error=_six_digits(
+            relative_error(
+                [row.sync.error_sq for row in done], [row.sync.wanted_sq for row in done]
+            )
         )
         if len(tasks) > 1
         else None,
         distance_to_mean=distance,
     )
+
+
+def _six_digits(value: float | None) -> float | None:
+    """The value without the digits that depend on where ranks cut the sums behind it; those sums
+    are known to six (`block_squares`).
+    """
+    return None if value is None else round(value, 6)
