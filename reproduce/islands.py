@@ -2,11 +2,11 @@
 
     .venv/bin/python reproduce/islands.py [--tokens 600k] [--seeds 3]
 
-Runs that are missing in runs/reproduce/islands are trained, with the recipe diloco and H = 10, and
-islands.csv beside this file gets a row for each. The C text is the headers that torch brings, the
-English one input.txt of github.com/karpathy/char-rnn; both are cut to a million characters, of
-which the last twentieth is held out. An island alone trains half as many tokens, with one worker of
-the same batch: what it would have without the other.
+Runs that are missing in runs/reproduce/islands are trained, with the recipe diloco, 0.13M
+parameters and H = 10, and islands.csv beside this file gets a row for each. The C text is the
+headers that torch brings, the English one input.txt of github.com/karpathy/char-rnn; both are cut
+to a million characters, of which the last twentieth is held out. An island alone trains half as
+many tokens, with one worker of the same batch: what it would have without the other.
 """
 
 import argparse
@@ -24,6 +24,11 @@ FOLDER = Path("runs/reproduce/islands")
 ENGLISH = Path("../shared/data/tinyshakespeare/input.txt")
 CHARACTERS, HELD_OUT = 1_000_000, 0.05
 TEXTS = ("c", "english")
+SHARED = {
+    **{"model.hidden_size": 64, "model.intermediate_size": 176, "model.num_layers": 2},
+    **{"data.context_tokens": 64, "method.sync_every": 10, "run.trackers": "none"},
+}
+"""0.13M parameters, the small model of benchmarks/."""
 ALONE = {"method.workers_per_trainer": 1, "batch.initial": 4, "batch.minimum": 4}
 
 
@@ -62,11 +67,11 @@ def trained(arm: str, settings: dict[str, Any], seed: int) -> dict[str, float]:
     folder = FOLDER / f"{arm.replace(' ', '-')}-{seed}"
     if (folder / "summary.json").exists():
         run = adloco.load(folder)
+    elif folder.exists():
+        run = adloco.train(resume=folder)
     else:
-        shared = {"run.seed": seed, "run.trackers": "none", "method.sync_every": 10}
-        resumed = {"resume": folder} if folder.exists() else {}
-        given = {} if resumed else {"run.folder": str(folder), **shared, **settings}
-        run = adloco.train(**({"recipe": "diloco"} if not resumed else resumed), **given)
+        own = {"run.folder": str(folder), "run.seed": seed}
+        run = adloco.train("diloco", **SHARED | own | settings)
     return {
         name: run.evaluate(data=FOLDER / "texts" / f"{name}-held-out", windows=0)["loss"]
         for name in TEXTS

@@ -18,6 +18,8 @@ from adloco.config.sections import Recipe
 from adloco.data.sources import TokenSource
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.testing import run_on_ranks
+from adloco.run.records import Records
+from adloco.run.trackers import scalars
 from adloco.run.training_run import TrainingRun
 from adloco.tasks.islands import IslandSource
 from tests.conftest import small_flags
@@ -252,3 +254,13 @@ def test_prepare_fills_the_cache_of_each_island(
     assert main(words) == 0
     assert capsys.readouterr().out.count("tokens to train on") == 2
     assert len([*(texts / "cache").glob("*/*")]) >= 2
+
+
+def test_the_numbers_of_islands_are_shown(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "diloco", *flags_of(texts, both(texts))]) == 0
+    shown = capsys.readouterr().out
+    line = Records(texts / "run").newest()
+    for row in line["islands"]:
+        assert f"{row['island']} {row['val_loss']:.4f}, bpb" in shown
+        assert scalars(line)[f"island-{row['island']}/val_loss"] == row["val_loss"]
+    assert '"island words"' in (texts / "run" / "report.html").read_text()

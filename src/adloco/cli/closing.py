@@ -7,6 +7,7 @@ from typing import Any
 from adloco.cli.run_text import (
     clock,
     interruptions_text,
+    measured_text,
     number_text,
     saved_text,
     sent_text,
@@ -44,6 +45,7 @@ def closing_lines(
             for measure in run.recipe.task.measures
             if measure.leading and summary[f"final_{validation(measure).name}"] is not None
         ),
+        *_islands(last, run.recipe.task.measures),
         f"{summary['tokens']:,} tokens in {counted(summary['rounds'], 'round')} and "
         f"{clock(summary['seconds'])}: {summary['tokens'] / summary['seconds']:,.0f} tokens/s with "
         f"evaluation and checkpoints, {number_text(last, 'memory_bytes')} of memory at most",
@@ -59,6 +61,12 @@ def closing_lines(
         *generate,
         f"  adloco compare {folder} OTHER_RUN_OR_RECIPE",
     ]
+
+
+def _islands(last: Record, measures: Sequence[Metric]) -> list[str]:
+    """A line about the text of each island, if islands have their own."""
+    found = [f"{row['island']} {measured_text(row, measures)}" for row in last.get("islands", ())]
+    return [f"on the text of each island: {'; '.join(found)}"] if found else []
 
 
 def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:

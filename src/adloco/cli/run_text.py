@@ -35,11 +35,14 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
 
 
 def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
-    """The validation of each trainer in one line; empty if only one trainer was evaluated."""
+    """The validation of each trainer, or of each island's text, in one line; empty if there was
+    one.
+    """
     found = [
-        f"trainer {row['trainer']} {measured_text(row, measures)}"
-        for row in record["trainers"]
-        if row["val_loss"] is not None
+        f"{per} {row[per]} {measured_text(row, measures)}"
+        for per in ("trainer", "island")
+        for row in record.get(f"{per}s", ())
+        if row["val_loss"] is not None and (per == "island" or len(record["trainers"]) > 1)
     ]
     return f"round {record['round']}: validation, {'; '.join(found)}" if len(found) > 1 else ""
 

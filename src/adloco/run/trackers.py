@@ -104,8 +104,8 @@ def flat(record: Record) -> dict[str, Any]:
     trainer-0/wire_error and worker-0/busy_seconds.
     """
     rows = {"": record, "sync/": record["sync"]}
-    for kind in ("trainer", "worker"):
-        rows |= {f"{kind}-{row[kind]}/": row for row in record[f"{kind}s"]}
+    for kind in ("trainer", "worker", "island"):
+        rows |= {f"{kind}-{row[kind]}/": row for row in record.get(f"{kind}s", ())}
     rows |= {f"memory-{phase}/": row for phase, row in record["memory"].items()}
     return {
         prefix + key: value
