@@ -174,6 +174,36 @@ def test_islands_on_their_own_ranks_give_the_numbers_of_one_process(
     assert run_on_ranks(train_apart, ranks, texts, ranks)[0] == expected
 
 
+def train_sharded(folder: Path) -> dict[str, Any]:
+    """Train two workers, each sharded over two ranks, which have its text."""
+    os.chdir(folder)
+    own = ["numbers.txt", "words.txt"][this_rank() // 2]
+    words = flags_of(folder, "{ numbers = {}, words = {} }", "--data.path", own)
+    run = TrainingRun.create(recipe_of([*words, "--placement.shard_size", "2", *ADAMW]))
+    *_, last = run.rounds()
+    return last
+
+
+ADAMW = ("--inner.optimizer", "adamw", "--run.precision", "fp32")
+
+
+@pytest.mark.nightly
+def test_the_ranks_of_a_sharded_island_share_its_text(texts: Path) -> None:
+    more = ["--run.folder", str(texts / "one"), *ADAMW]
+    *_, expected = TrainingRun.create(recipe_of(flags_of(texts, both(texts), *more))).rounds()
+    found = run_on_ranks(train_sharded, 4, texts)[0]
+    for row, other in zip(found["islands"], expected["islands"], strict=True):
+        assert row["island"] == other["island"]
+        assert row["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
+
+
+def test_a_run_continues_without_a_dropped_island(texts: Path) -> None:
+    run = TrainingRun.create(recipe_of([*flags_of(texts, both(texts)), "--method.dropped", "[0]"]))
+    *_, record = run.rounds()
+    assert [row["island"] for row in record["islands"]] == ["words"]
+    assert record["val_loss"] == record["islands"][0]["val_loss"]
+
+
 def test_a_run_of_islands_is_resumed_bit_for_bit_and_with_these_texts_alone(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
