@@ -143,9 +143,10 @@ class RoundReport:
     multiplier: float
     """n in force, the threshold of switch mode."""
     bytes_communicated: float
-    """Bytes that one worker gave to reductions with others, as a mean over workers."""
+    """Bytes that one worker gave to collectives with others (sums, broadcasts, gathered numbers),
+    as a mean over workers."""
     bytes_sent: float
-    """Bytes that left one worker for these reductions. With more than two workers they are more
+    """Bytes that left one worker for these collectives. With more than two workers they are more
     than `bytes_communicated`, because parts are sent on around a ring."""
     bytes_inside: float
     """Bytes that one rank gave to collectives inside its island, as a mean over ranks."""

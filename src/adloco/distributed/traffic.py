@@ -6,8 +6,15 @@ counted separately.
 
 Who counts what crosses between workers: `PlainSum`, `CompressedSum`, `Comm.broadcast` and
 `Placement.gather`; inside an island: `IslandGroup`, `WholeModel`, `ShardedModel`, `MatrixOwners`
-and `Islands`. `Placement.total_bytes` adds up the ranks, and `report_round` divides by workers.
-Bytes of checkpoints are counted apart, by `run/recovery.py` and elastic/.
+and `Islands`. Of ranks that have the same tensors, each counts its own slice if they share the
+exchange, else one of them counts all (`Islands.owns`, `Islands.counts`).
+
+From there to metrics.jsonl: `Placement.total_bytes` adds up the ranks; `AdLoCo._bytes_handed`
+subtracts what was counted before the run, and adds the total of the checkpoint that it continues
+from; `report_round` divides by workers what crossed between them, and by ranks what did not;
+`round_record` copies fields of reports by name. A second count, `SumStats.num_bytes`, is of the
+sums of outer syncs alone; it becomes `sync.bytes`. Bytes of checkpoints are counted apart, by
+`run/recovery.py` and elastic/.
 """
 
 from collections.abc import Sequence
@@ -22,7 +29,7 @@ class Bytes(NamedTuple):
     """Payload in one direction."""
 
     between: float
-    """Payload of reductions among workers."""
+    """Payload of what workers send one another: sums, broadcasts and gathered numbers."""
     sent: float
     """Bytes that leave a worker's island for it: in a ring of W workers 2 (W - 1) / W times the
     payload.

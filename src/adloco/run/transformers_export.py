@@ -121,7 +121,7 @@ Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
 
 ## Results
 
-Bytes are the payload of one worker's reductions with other workers.
+Bytes are the payload of one worker's collectives with other workers.
 What is 0 or was not measured is left out.
 
 | | |

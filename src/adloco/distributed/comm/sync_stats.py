@@ -71,7 +71,7 @@ class SyncStats:
     The first worker of a process has the whole part of its process, the others 0.
     """
     num_bytes: float = 0.0
-    """Payload of its reductions, in one direction; what leaves a worker for them can be more."""
+    """Payload of its pseudo-gradients, in one direction; what leaves a worker can be more."""
     exposed_seconds: float = 0.0
     """Seconds that training stopped for syncs, averaged over the ranks that serve it."""
     hidden_seconds: float = 0.0
