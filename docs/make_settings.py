@@ -6,9 +6,8 @@
 from itertools import groupby
 from pathlib import Path
 
-from adloco.cli.settings_help import KnownSetting, known_settings
 from adloco.config.recipe import build_recipe
-from adloco.config.recipe_text import toml_line
+from adloco.config.recipe_text import Setting, known_settings, toml_line
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
@@ -23,18 +22,14 @@ This page is written by [make_settings.py](make_settings.py).
 def page() -> str:
     """The whole page, as Markdown."""
     text = [HEAD]
-    for section, settings in groupby(known_settings(build_recipe({})), key=_section):
+    for section, settings in groupby(known_settings(build_recipe({})), lambda one: one.section):
         rows = [f"| `{each.name}` | {_values(each)} | {_meaning(each)} |" for each in settings]
         table = ["| setting | values | meaning |", "|---|---|---|", *rows]
         text.append(f"## [{section}]\n\n" + "\n".join(table) + "\n")
     return "\n".join(text)
 
 
-def _section(setting: KnownSetting) -> str:
-    return setting.name.partition(".")[0]
-
-
-def _values(setting: KnownSetting) -> str:
+def _values(setting: Setting) -> str:
     kinds = {bool: "true, false", int: "number", float: "number", str: "text"}
     given = ", ".join(setting.choices) or kinds.get(setting.hint, "see the meaning")
     if setting.default is None:
@@ -42,7 +37,7 @@ def _values(setting: KnownSetting) -> str:
     return f"{given}; default `{toml_line('x', setting.default).removeprefix('x = ')}`"
 
 
-def _meaning(setting: KnownSetting) -> str:
+def _meaning(setting: Setting) -> str:
     needs = f"*With `{setting.chosen_by}`*: " if setting.chosen_by else ""
     return f"{needs}{' '.join(setting.meaning.split())}".replace("|", "\\|")
 

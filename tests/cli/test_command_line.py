@@ -14,10 +14,10 @@ import pytest
 
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
-from adloco.cli.settings_help import COMMON, KnownSetting, known_settings, settings_help
+from adloco.cli.settings_help import COMMON, settings_help
 from adloco.config.finding import aliases, setting_facts, switches
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.config.recipe_text import named_settings
+from adloco.config.recipe_text import Setting, known_settings, named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.config.shipped import shipped_recipes
 from adloco.discovery import lab_classes
@@ -168,7 +168,7 @@ def test_the_help_of_train_lists_settings_by_section(
     assert f"[{recipe.run.tokens}]" in text
 
 
-def known() -> dict[str, KnownSetting]:
+def known() -> dict[str, Setting]:
     settings = list(known_settings(build_recipe(read_values("adloco"))))
     named = {setting.name: setting for setting in settings}
     assert len(named) == len(settings)

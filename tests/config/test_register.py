@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override
 from adloco.config.recipe_text import settings, to_toml
 from adloco.config.register import Register
@@ -153,6 +154,16 @@ def test_a_flag_for_a_setting_of_the_users_own() -> None:
     flags = [("batch.rule", "my_rules:Doubling"), ("batch.every_samples", "7")]
     recipe = build_recipe(override({"batch": {"rule": "norm-test", "eta": 0.5}}, flags))
     assert recipe.batch.every_samples == 7  # type: ignore[attr-defined]
+
+
+def test_a_search_finds_a_setting_of_the_users_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[batch]\nrule = "my_rules:Doubling"\n')
+    assert main(["config", str(recipe), "--search", "every_samples"]) == 0
+    found = " ".join(capsys.readouterr().out.split())
+    assert "--batch.every_samples VALUE Samples from one doubling to the next." in found
 
 
 def test_a_rule_in_the_working_folder_is_found_behind_all_packages(

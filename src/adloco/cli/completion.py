@@ -33,8 +33,8 @@ class Completion(Command):
 
         from adloco.cli.launch import Launch
         from adloco.cli.main import COMMANDS, build_parser
-        from adloco.cli.settings_help import known_settings
         from adloco.config.recipe import build_recipe, read_values
+        from adloco.config.recipe_text import known_settings
         from adloco.config.shipped import shipped_recipes
 
         settings = list(known_settings(build_recipe(read_values("adloco"))))

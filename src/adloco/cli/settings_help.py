@@ -5,17 +5,15 @@ import functools
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Any
 
 from adloco.cli.arguments import SettingsCommand
-from adloco.config.finding import choices_with, settings_meant, settings_near
+from adloco.config.finding import settings_meant, settings_near
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.recipe_text import defaults, named_settings
-from adloco.config.sections import SECTIONS, Recipe
+from adloco.config.recipe_text import Setting, known_settings, settings
+from adloco.config.sections import SECTIONS
 from adloco.errors import require
-from adloco.setting import field_meanings
 
 COMMON = (
     *("run.tokens", "run.folder", "run.seed", "run.device"),
@@ -31,27 +29,6 @@ SETTINGS_NOTES = (
     "  be 600k, 1.5M, 1e6, or 2GiB for memory. adloco config --search TEXT explains",
     "  settings with this in their name or meaning; SECTION. those of a section.",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownSetting:
-    """A setting that a recipe can have."""
-
-    name: str
-    """section.key"""
-    meaning: str
-    hint: Any
-    """Type of the setting."""
-    default: Any
-    chosen_by: str = ""
-    """The choice that would add it, such as `batch.rule warmup`; empty if the recipe has it."""
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """All allowed values; empty if they cannot be listed."""
-        if self.hint is bool:
-            return ("true", "false")
-        return tuple(map(str, get_args(self.hint))) if get_origin(self.hint) is Literal else ()
 
 
 def print_found(arguments: SettingsCommand, text: str) -> int:
@@ -75,11 +52,11 @@ def print_found(arguments: SettingsCommand, text: str) -> int:
     return 0
 
 
-def settings_help(settings: Iterable[KnownSetting]) -> str:
+def settings_help(listed: Iterable[Setting]) -> str:
     """Help on these settings by section, as wide as the terminal.
 
-    A default is the recipe's value; for a setting of a class that the recipe does not choose, it is
-    that class's default.
+    The default that is shown is the recipe's value; for a setting of a class that the recipe does
+    not choose, it is that class's default.
     """
     parser = argparse.ArgumentParser(
         usage=argparse.SUPPRESS,
@@ -87,16 +64,16 @@ def settings_help(settings: Iterable[KnownSetting]) -> str:
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=6),
     )
     groups: dict[str, Any] = {}
-    for setting in settings:
-        section = setting.name.partition(".")[0]
-        if section not in groups:
-            groups[section] = parser.add_argument_group(f"[{section}]")
+    for setting in listed:
+        group = f"[{setting.section}]"
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
         needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
-        required = setting.default is None
-        default = "must be given" if required else f"default: {_as_flag(setting.default)}"
+        required = setting.value is None
+        default = "must be given" if required else f"default: {_as_flag(setting.value)}"
         names = f" One of {', '.join(setting.choices)}." if setting.choices else ""
         text = f"{needs}{setting.meaning}{names} ({default})"
-        groups[section].add_argument(
+        groups[group].add_argument(
             f"--{setting.name}", metavar="VALUE", help=text.replace("%", "%%")
         )
     return parser.format_help()
@@ -104,65 +81,23 @@ def settings_help(settings: Iterable[KnownSetting]) -> str:
 
 def settings_overview() -> str:
     """One sentence on each setting that the default recipe has, those used often first."""
-    named = {
-        setting.name: setting
-        for setting in known_settings(build_recipe(read_values("adloco")))
-        if not setting.chosen_by
-    }
+    named = {one.name: one for one in settings(build_recipe(read_values("adloco")))}
     groups = {"used often": [named[name] for name in COMMON]}
     for name, setting in named.items():
         if name not in COMMON:
-            groups.setdefault(name.partition(".")[0], []).append(setting)
+            groups.setdefault(setting.section, []).append(setting)
     lines = ["", "settings, with their values in the recipe adloco:", *SETTINGS_NOTES]
-    for title, settings in groups.items():
-        lines += ["", f"[{title}]" if title in SECTIONS else f"{title}:", *map(_brief, settings)]
+    for title, group in groups.items():
+        lines += ["", f"[{title}]" if title in SECTIONS else f"{title}:", *map(_brief, group)]
     return "\n".join([*lines, ""])
 
 
-def known_settings(recipe: Recipe) -> Iterator[KnownSetting]:
-    """Every setting once: those of the recipe, and those that other choices would add to it, for
-    instance another `batch.rule`.
-    """
-    values = named_settings(recipe)
-    for section, content in SECTIONS.items():
-        owners, choice = list(content.parts.values()), content.choice
-        if choice:
-            name = f"{section}.{choice.key}"
-            yield KnownSetting(
-                name=name,
-                meaning=choice.meaning,
-                hint=Literal[tuple(choice.register.classes)],
-                default=values[name],
-            )
-            # What the recipe chooses comes first: it decides what a shared field means.
-            owners = [
-                choice.register.classes[values[name]],
-                *choice.register.classes.values(),
-                *owners,
-            ]
-        owner_of: dict[str, type] = {}
-        for owner in owners:
-            for field in fields(owner):
-                owner_of.setdefault(field.name, owner)
-        for key, owner in owner_of.items():
-            name, chosen_by = f"{section}.{key}", ""
-            if choice and name not in values:
-                chosen_by = f"{section}.{choice.key} {' or '.join(choices_with(section, key))}"
-            yield KnownSetting(
-                name=name,
-                meaning=field_meanings(owner)[key],
-                hint=get_type_hints(owner)[key],
-                default=values.get(name, defaults(owner)[key]),
-                chosen_by=chosen_by,
-            )
-
-
-def _brief(setting: KnownSetting) -> str:
+def _brief(setting: Setting) -> str:
     """The first sentence on a setting and its value, as wide as the terminal."""
     sentence = re.split(r"(?<=[a-z)])[.;](?= |$)", setting.meaning)[0]
     begin = f"  --{setting.name:<{BRIEF_NAME}}  "
     return textwrap.fill(
-        f"{sentence} [{_as_flag(setting.default)}]",
+        f"{sentence} [{_as_flag(setting.value)}]",
         width=shutil.get_terminal_size().columns - 2,
         initial_indent=begin,
         subsequent_indent=" " * (BRIEF_NAME + 6),

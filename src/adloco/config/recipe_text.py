@@ -1,58 +1,108 @@
-"""Writing a recipe as TOML, with every setting and, if wanted, its help text."""
+"""The table of all settings, and a recipe written as TOML, if wanted with their help texts."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomlkit
 
+from adloco.config.finding import choices_with
 from adloco.config.recipe import Values
-from adloco.config.sections import SECTIONS, Recipe
+from adloco.config.sections import SECTIONS, Choice, Recipe
 from adloco.setting import field_meanings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting of a recipe, with its value."""
+    """A setting that a recipe can have."""
 
     section: str
     key: str
     value: Any
+    """Its value in the recipe; its default if the recipe does not have it."""
     meaning: str
-    """Help text."""
+    """Help text; of a key that chooses a class, without the classes."""
     default: Any
     """None if the setting must be given."""
+    of: type | Choice
+    """The class that has it as a field, or what it chooses from."""
+    chosen_by: str = ""
+    """The choice that would add it, such as `batch.rule warmup`; empty if the recipe has it."""
+
+    @property
+    def name(self) -> str:
+        """section.key"""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def help(self) -> str:
+        """The meaning, and a line for each class to choose from."""
+        return self.of.help() if isinstance(self.of, Choice) else self.meaning
+
+    @property
+    def hint(self) -> Any:
+        """Type of the setting."""
+        if isinstance(self.of, Choice):
+            return Literal[tuple(self.of.register.classes)]
+        return get_type_hints(self.of)[self.key]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All allowed values; empty if they cannot be listed."""
+        hint = self.hint
+        if hint is bool:
+            return ("true", "false")
+        return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
 
 
-def settings(recipe: Recipe) -> Iterator[Setting]:
-    """Every setting of a recipe, in the order of the sections."""
+def known_settings(recipe: Recipe) -> Iterator[Setting]:
+    """Every setting once, in the order of the sections: those of the recipe, and those that other
+    choices would add to it, for instance another `batch.rule`.
+    """
     for name, section in SECTIONS.items():
         choice = section.choice
+        parts = [recipe.part(part) for part in [*([choice.part] if choice else []), *section.parts]]
+        values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+        owners: list[type] = [type(part) for part in parts]
         if choice:
             yield Setting(
                 section=name,
                 key=choice.key,
-                value=choice.register.name_of(type(recipe.part(choice.part))),
-                meaning=choice.help(),
+                value=choice.register.name_of(owners[0]),
+                meaning=choice.meaning,
                 default=choice.default,
+                of=choice,
             )
-        for part in [*([choice.part] if choice else []), *section.parts]:
-            owner = recipe.part(part)
-            meanings, given = field_meanings(owner.__class__), defaults(owner.__class__)
-            for field in fields(owner):
+            # What the recipe chooses comes first: it decides what a shared field means.
+            owners[1:1] = choice.register.classes.values()
+        done: set[str] = set()
+        for owner in owners:
+            for key, default in defaults(owner).items():
+                if key in done:
+                    continue
+                done.add(key)
                 yield Setting(
                     section=name,
-                    key=field.name,
-                    value=getattr(owner, field.name),
-                    meaning=meanings.get(field.name, ""),
-                    default=given[field.name],
+                    key=key,
+                    value=values.get(key, default),
+                    meaning=field_meanings(owner).get(key, ""),
+                    default=default,
+                    of=owner,
+                    chosen_by=f"{name}.{choice.key} {' or '.join(choices_with(name, key))}"
+                    if choice and key not in values
+                    else "",
                 )
+
+
+def settings(recipe: Recipe) -> Iterator[Setting]:
+    """Every setting of a recipe, in the order of the sections."""
+    return (setting for setting in known_settings(recipe) if not setting.chosen_by)
 
 
 def named_settings(recipe: Recipe) -> dict[str, Any]:
     """Values of all settings, by `section.key`."""
-    return {f"{setting.section}.{setting.key}": setting.value for setting in settings(recipe)}
+    return {setting.name: setting.value for setting in settings(recipe)}
 
 
 def idle_settings(recipe: Recipe) -> set[str]:
@@ -83,13 +133,13 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
     section = ""
     left_out = set() if with_meanings else idle_settings(recipe)
     for setting in settings(recipe):
-        if f"{setting.section}.{setting.key}" in left_out:
+        if setting.name in left_out:
             continue
         if setting.section != section:
             section = setting.section
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
         if with_meanings:
-            lines += [f"# {line}" for line in setting.meaning.splitlines()]
+            lines += [f"# {line}" for line in setting.help.splitlines()]
         try:
             line = toml_line(setting.key, setting.value)
             if with_meanings and setting.default not in (None, setting.value):
@@ -97,7 +147,7 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
             lines.append(line)
         except TypeError as error:  # Only a user's own class can have such a default.
             raise ValueError(
-                f"{setting.section}.{setting.key} is {setting.value!r}, which a recipe cannot "
+                f"{setting.name} is {setting.value!r}, which a recipe cannot "
                 "hold; use a number, a text, a list or a table"
             ) from error
     return "\n".join(lines) + "\n"
