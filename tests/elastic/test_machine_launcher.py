@@ -47,4 +47,4 @@ def test_a_machine_that_waits_to_join_ends_as_the_members_do(
     for place in members:
         report_end(of_this_start(place.store), place.first, code)
     recovery = Recovery(silent_seconds=60, timeout_seconds=0)
-    assert start_ranks(1, [], 1.0, recovery=recovery, meets=lambda: spare) == code
+    assert start_ranks(1, [], 1.0, recovery=recovery, rendezvous=lambda: spare) == code

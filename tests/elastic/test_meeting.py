@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from adloco.distributed.launch.failures import meet
+from adloco.distributed.launch.failures import wait_for_members
 from adloco.distributed.launch.rank_store import Quorum, connect, report_death
 from adloco.elastic import meeting
 from adloco.elastic.meeting import (
@@ -238,7 +238,7 @@ def test_one_that_waits_ends_with_the_launcher(
 def test_a_rank_that_dies_before_the_group_stands_is_not_waited_for(store: Any) -> None:
     report_death(store, 2, "was ended by signal 9")
     with pytest.raises(RankFailureError, match="rank 2 was ended by signal 9"):
-        meet(members(0), 60)
+        wait_for_members(members(0), 60)
 
 
 KEEPS_STORE = """

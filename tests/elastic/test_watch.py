@@ -18,8 +18,8 @@ from adloco.distributed.launch.rank_store import Quorum, report_death
 from adloco.elastic.watch import (
     BEATS,
     Heartbeats,
+    RankWatch,
     Silence,
-    Watch,
     known_silent,
     silent_ranks,
     watch_progress,
@@ -112,7 +112,7 @@ import torch.distributed as dist
 from adloco.distributed.launch.launcher import process_group
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.elastic.meeting import next_quorum
-from adloco.elastic.watch import Watch
+from adloco.elastic.watch import RankWatch
 from adloco.errors import RANK_FAILURE, OtherRankError, RankFailureError, exit_code
 
 rank = int(os.environ["RANK"])
@@ -122,7 +122,7 @@ if rank == 1:
 
 def group(quorum):
     end = lambda _: os._exit(9)
-    watch = Watch(end=end, silent_seconds=2.0, timeout_seconds=2.0, recover=lambda: None)
+    watch = RankWatch(end=end, silent_seconds=2.0, timeout_seconds=2.0, recover=lambda: None)
     return process_group(2.0, watch=watch, quorum=quorum)
 
 
@@ -157,12 +157,12 @@ import threading
 
 from adloco.distributed.launch.launcher import process_group
 from adloco.distributed.launch.rank_store import Quorum
-from adloco.elastic.watch import Watch
+from adloco.elastic.watch import RankWatch
 
 rank = int(os.environ["RANK"])
 quorum = Quorum(number=0, members=(0, 1), process=rank)
 end = lambda _: os._exit(9)
-watch = Watch(end=end, silent_seconds=0.5, timeout_seconds=0.5, recover=lambda: None)
+watch = RankWatch(end=end, silent_seconds=0.5, timeout_seconds=0.5, recover=lambda: None)
 with process_group(0.5, watch=watch, quorum=quorum):
     print("both are there", flush=True)
     sys.stdin.read(1)
@@ -205,7 +205,7 @@ def test_a_run_whose_store_has_ended_may_be_started_again(
     ends = queue.Queue[OtherRankError]()
     quorum = Quorum(number=0, members=(0, 1), process=0)
     before = threading.enumerate()
-    with Watch(end=ends.put, silent_seconds=4.0, timeout_seconds=4.0)(Notes(quorum)):
+    with RankWatch(end=ends.put, silent_seconds=4.0, timeout_seconds=4.0)(Notes(quorum)):
         launcher.kill()
         launcher.communicate()
         assert exit_code(ends.get(timeout=30)) == RANK_FAILURE
@@ -222,7 +222,7 @@ def test_a_store_that_is_frozen_at_the_end_of_a_run_is_not_waited_for(
     monkeypatch.setenv("MASTER_PORT", launcher.stdout.readline().decode().strip())
     quorum, ends = Quorum(number=0, members=(0, 1), process=0), queue.Queue[OtherRankError]()
     try:
-        with Watch(end=ends.put, silent_seconds=2.0, timeout_seconds=2.0)(Notes(quorum)):
+        with RankWatch(end=ends.put, silent_seconds=2.0, timeout_seconds=2.0)(Notes(quorum)):
             launcher.send_signal(signal.SIGSTOP)
         assert ends.empty()
     finally:

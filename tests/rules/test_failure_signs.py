@@ -10,8 +10,8 @@ import pytest
 from adloco.rules.failure_signs import (
     CAP_ROUNDS,
     EXPLODING_FACTOR,
+    NewSigns,
     Sign,
-    Watch,
     all_signs,
 )
 
@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite() -> None:
 
 
 def test_a_warning_is_given_once_for_each_trainer() -> None:
-    watch = Watch(CAP)
+    watch = NewSigns(CAP)
     found = []
     for number in range(1, 3 * CAP_ROUNDS):
         late = CAP if number > CAP_ROUNDS else CAP - 1
@@ -223,7 +223,7 @@ class Kept(dict[str, Any]):
 
 
 def test_a_watch_keeps_few_records() -> None:
-    watch, alive = Watch(CAP), WeakSet[Kept]()
+    watch, alive = NewSigns(CAP), WeakSet[Kept]()
     for number in range(1, 300):
         one = Kept(record(number, row(val_loss=2.0, cosine_similarity=0.5), row(1, val_loss=2.0)))
         alive.add(one)

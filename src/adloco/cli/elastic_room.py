@@ -35,14 +35,14 @@ def watch(
     settings: RunSettings,
     recover: Callable[[], None] | None = None,
 ) -> Watch | None:
-    """A watch for `process_group`, with `end` and `recover` as in elastic's `Watch`; None if this
+    """A watch for `process_group`, with `end` and `recover` as in `RankWatch`; None if this
     process is alone or elastic/ was removed.
     """
     if num_ranks() == 1 or not is_there():
         return None
-    from adloco.elastic.watch import Watch as Elastic
+    from adloco.elastic.watch import RankWatch
 
-    return Elastic(
+    return RankWatch(
         end=end,
         silent_seconds=settings.silent_seconds,
         timeout_seconds=settings.timeout_seconds,

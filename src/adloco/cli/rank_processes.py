@@ -63,7 +63,7 @@ class Machines:
         )
         return Machines(host=host, port=int(port), number=number)
 
-    def meet(self, count: int, seconds: float) -> "Rendezvous":
+    def rendezvous(self, count: int, seconds: float) -> "Rendezvous":
         """Meet the launchers of the others; `on_machines` says how."""
         from adloco.elastic.machines import on_machines
 
@@ -115,7 +115,7 @@ def on_ranks(
         words,
         run.grace_seconds,
         recovery=recovery,
-        meets=(lambda: machines.meet(count, run.timeout_seconds)) if machines else None,
+        rendezvous=(lambda: machines.rendezvous(count, run.timeout_seconds)) if machines else None,
         environment=machines.environment() if machines else None,
     )
 

@@ -28,7 +28,7 @@ from adloco.metrics import Record
 from adloco.options import signs_of_options
 from adloco.report.page import PAGE, write_report
 from adloco.report.readable import BYTES, readable
-from adloco.rules.failure_signs import Watch
+from adloco.rules.failure_signs import NewSigns
 from adloco.rules.outcome import no_success
 from adloco.run.folder import SUMMARY
 from adloco.run.time_limits import late_checkpoint, slow_ranks
@@ -79,8 +79,8 @@ class Training:
         longest = max((end - begin for begin, end in pairwise(times)), default=0.0)
         self._check_times(longest)
         saved, joining = run.saving.newest, False
-        watch = Watch(run.recipe.batch_cap, signs_of_options())
-        earlier = [sign for record in records for sign in watch.see(record)]
+        new_signs = NewSigns(run.recipe.batch_cap, signs_of_options())
+        earlier = [sign for record in records for sign in new_signs.see(record)]
         with (
             _interruptible(run, self.end) as signals,
             open_view(run, self.console, earlier) as view,
@@ -88,7 +88,7 @@ class Training:
         ):
             seconds = times[-1]
             for record in self.alerts.watched(run.rounds(), longest):
-                signs = watch.see(record)
+                signs = new_signs.see(record)
                 view.show(record, signs)
                 self._log_round(record)
                 for sign in signs:

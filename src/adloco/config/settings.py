@@ -88,7 +88,8 @@ class RunSettings:
     """Action when a rank is killed, stopped or cut off. stop: end the run, to be resumed; replace:
     the remaining ranks take over its workers and resume from the newest checkpoint, with the same
     numbers as if nothing had happened, and take back a rank that returns; drop: they resume from
-    there without its workers (method.dropped). Only on CPUs; on GPUs the run ends.
+    there without its workers (method.dropped). Neither starts another rank: adloco train --restart
+    does. Only on CPUs; on GPUs the run ends.
     """
     copy_every: int = setting(0, resume="free")
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island

@@ -53,7 +53,7 @@ def start_ranks(
     grace_seconds: float,
     *,
     recovery: Recovery | None = None,
-    meets: Callable[[], Rendezvous] | None = None,
+    rendezvous: Callable[[], Rendezvous] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run `python -m adloco WORDS` on several ranks of this machine until all have ended.
@@ -67,7 +67,7 @@ def start_ranks(
             save together.
         recovery: Says what happens after a rank has failed, if the others recover; None: all are
             ended.
-        meets: Meets the launchers of other machines; None: there are none.
+        rendezvous: Meets the launchers of other machines; None: there are none.
         environment: Variables of the ranks; None: those that keep them to the loopback interface.
 
     Returns:
@@ -76,7 +76,7 @@ def start_ranks(
     Raises:
         RankFailureError: The launchers of other machines did not come.
     """
-    place = meets() if meets else on_this_machine(count)
+    place = rendezvous() if rendezvous else on_this_machine(count)
     shared = {
         "WORLD_SIZE": str(place.world),
         "GROUP_RANK": str(place.launcher),

@@ -105,7 +105,7 @@ def next_quorum(
     come(quorum)
     store, number, process = connect(), quorum.number + 1, quorum.process
     launchers = Silence(round(LAUNCHER_SECONDS / LOOK_SECONDS))
-    states = _meet(store, quorum, silent_seconds, launchers)
+    states = _states_at_meeting(store, quorum, silent_seconds, launchers)
     present = [member for member in quorum.members if states[member] is State.WAITING]
     if is_decided(store, number):
         decision = read_decision(store, number)
@@ -175,7 +175,7 @@ def failed_islands(before: Quorum, after: Quorum, size: int) -> list[int]:
     return [number for number, ranks in enumerate(islands) if not {*ranks} <= {*after.members}]
 
 
-def _meet(
+def _states_at_meeting(
     store: Any, quorum: Quorum, silent_seconds: float, launchers: Silence
 ) -> dict[int, State]:
     """Return the state of each member, once nobody is waited for any more or the meeting is over.

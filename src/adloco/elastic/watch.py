@@ -40,7 +40,7 @@ IDLE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class RankWatch:
     """Watches over the ranks of a group; `process_group` opens it."""
 
     end: Callable[[OtherRankError], None]
@@ -81,7 +81,7 @@ class Watch:
 class _Thread(threading.Thread):
     """Reads the store and exchanges heartbeats through it, until `done` or the end."""
 
-    def __init__(self, watch: Watch, rank: int, notes: Notes) -> None:
+    def __init__(self, watch: RankWatch, rank: int, notes: Notes) -> None:
         super().__init__(daemon=True)
         self.done = threading.Event()
         self._watch = watch

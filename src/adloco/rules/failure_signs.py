@@ -78,7 +78,7 @@ class Sign:
 SignsOfRound = Callable[[Record], Iterator[Sign]]
 
 
-class Watch:
+class NewSigns:
     """Gives each warning of a run once, when it begins.
 
     Args:
@@ -105,9 +105,9 @@ class Watch:
 def all_signs(
     records: Sequence[Record], cap: int | None, more: Sequence[SignsOfRound] = ()
 ) -> list[Sign]:
-    """Every warning of these records, once; `cap` and `more` are those of `Watch`."""
-    watch = Watch(cap, more)
-    return [sign for record in records for sign in watch.see(record)]
+    """Every warning of these records, once; `cap` and `more` are those of `NewSigns`."""
+    new = NewSigns(cap, more)
+    return [sign for record in records for sign in new.see(record)]
 
 
 @dataclass(kw_only=True)

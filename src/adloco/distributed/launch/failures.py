@@ -89,7 +89,7 @@ def shared_failures(quorum: Quorum, watch: Watch | None) -> Iterator[None]:
             raise
 
 
-def meet(quorum: Quorum, timeout_seconds: float) -> None:
+def wait_for_members(quorum: Quorum, timeout_seconds: float) -> None:
     """Wait until all ranks of a quorum are here to form a process group.
 
     Args:

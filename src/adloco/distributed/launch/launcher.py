@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from adloco.distributed.launch.failures import Watch, meet, shared_failures
+from adloco.distributed.launch.failures import Watch, shared_failures, wait_for_members
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.rank_store import (
     Quorum,
@@ -87,7 +87,7 @@ def process_group(
 
     late_seconds = timeout_seconds + LATE_SECONDS
     # The members of a later quorum were all there when it was decided.
-    meet(quorum, late_seconds if quorum.number else max(late_seconds, START_SECONDS))
+    wait_for_members(quorum, late_seconds if quorum.number else max(late_seconds, START_SECONDS))
     try:
         with shared_failures(quorum, watch):
             # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
