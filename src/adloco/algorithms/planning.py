@@ -83,6 +83,7 @@ class Planner:
         plans: dict[int, BatchPlan] = {}
         for trainer in state.trainers.values():
             size = trainer.requested_batch, len(trainer.worker_ids), self.ranks
+            # Whole numbers as near to the weights as these bounds allow.
             shares = proportional(
                 switch.clipped(*size),
                 self.batching.shares.weights(trainer.worker_ids, state.speeds),

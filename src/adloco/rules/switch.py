@@ -1,10 +1,11 @@
 """Switch mode: from a requested batch to micro-batches that fit in memory (AdLoCo section 3.3,
 arXiv 2508.18182; docs/method.md).
 
-A pass is one forward and backward computation. As long as the request is at most n times what fits
-in one pass, a worker takes one micro-batch per rank, clipped at what fits. Above that, the worker
-accumulates gradients over balanced micro-batches: an update costs several passes, but is computed
-from the whole request.
+A pass is one forward and backward computation. The decision is a trainer's: as long as its request
+is at most n times what fits in one pass of all its workers, the request is clipped at what fits,
+and each worker takes one micro-batch per rank. Above that, its workers accumulate gradients over
+balanced micro-batches: an update costs several passes, but is computed from the whole request. So
+it is in mode `switch` without `pass_limit`, which splits micro-batches further.
 """
 
 import math
