@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adloco.errors import require
-from adloco.rules.batch_rules.batch_rule import Estimator
+from adloco.rules.batch_rules.norm_test import Estimator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from adloco.rules.batch_rules.batch_rule import UNKNOWN
-from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.batch_rules.norm_test import UNKNOWN, NormTest
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.moments import GradientEstimate
 

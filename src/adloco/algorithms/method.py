@@ -169,7 +169,8 @@ class GradientTest:
     """
     step: Literal["first", "last"] = "first"
     """Steps of a round that are its test steps. first: all workers of a trainer have the same
-    parameters on the first step, and are close together on the next ones. last: the step after the
+    parameters on the first step (close to the same if streaming or residuals in the parameters
+    leave them diverged), and are close together on the next ones. last: the step after the
     tests has the new batch, as in DDP-Norm; for trainers with one worker."""
 
     def __post_init__(self) -> None:

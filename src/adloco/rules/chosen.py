@@ -14,8 +14,8 @@ class Chosen:
     eta: float | None = None
     """Tolerance of the norm test; None with another batch rule."""
     multiplier: float = 2.0
-    """n, the threshold of switch mode. It begins as `switch.multiplier` (`AdLoCo` sets it), and only
-    lab/auto changes it."""
+    """n, the threshold of switch mode. It begins as `switch.multiplier` (set in `AdLoCo`), and
+    only lab/auto changes it."""
     pass_limit: int = 0
     """Cap on micro-batches since memory ran out; 0: none."""
 

@@ -7,8 +7,7 @@ import pytest
 
 from adloco.lab.auto.controller import AutoController, MeasuredRound, changed
 from adloco.lab.auto.option import Auto
-from adloco.rules.batch_rules.batch_rule import Estimator
-from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.batch_rules.norm_test import Estimator, NormTest
 from adloco.rules.chosen import Change, Chosen
 
 

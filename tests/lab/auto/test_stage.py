@@ -24,7 +24,8 @@ from adloco import (
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.lab.auto.option import Auto
-from adloco.rules.batch_rules.batch_rule import UNBOUNDED, UNKNOWN
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED
+from adloco.rules.batch_rules.norm_test import UNKNOWN
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Clock,

@@ -12,7 +12,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.lab.inner_product import product_stats
 from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, InnerProductTest
 from adloco.lab.inner_product.product_stats import products_with
-from adloco.rules.batch_rules.batch_rule import Estimator
+from adloco.rules.batch_rules.norm_test import Estimator
 from tests.algorithms.test_adloco import normed, running_statistics
 from tests.algorithms.test_dropout import Dropping, loss
 from tests.algorithms.test_micro_batch_limit import forgets_the_attempt

@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adloco.errors import require_choices, require_range
-from adloco.rules.batch_rules.batch_rule import (
-    UNBOUNDED,
-    Estimator,
-    TrainingPoint,
-    estimated_norm_sq,
-    samples_needed,
-)
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED, TrainingPoint
+from adloco.rules.batch_rules.norm_test import Estimator, estimated_norm_sq, samples_needed
 from adloco.rules.moments import GradientEstimate
 
 

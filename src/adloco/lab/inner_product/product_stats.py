@@ -23,7 +23,7 @@ from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import GradientSums, watched
 from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, InnerProductTest
 from adloco.lab.inner_product.inner_variance import plug_in, unbiased
-from adloco.rules.batch_rules.batch_rule import Estimator
+from adloco.rules.batch_rules.norm_test import Estimator
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 

@@ -1,16 +1,19 @@
 """The norm test: a batch for a given relative error of the gradient."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from adloco.errors import require_choices, require_range
-from adloco.rules.batch_rules.batch_rule import (
-    Estimator,
-    TrainingPoint,
-    estimated_norm_sq,
-    samples_needed,
-)
+from adloco.rules.batch_rules.batch_rule import UNBOUNDED, TrainingPoint
 from adloco.rules.moments import GradientEstimate
+
+UNKNOWN = 3.0
+"""|G|^2 cannot be told from zero if it is known to within this factor only, up or down. Noise then
+dominates at the batch of the tests, and a larger batch is asked for until it does not."""
+
+Estimator = Literal["unbiased", "plug-in"]
+"""Estimator of the true gradient's statistics; see `GradientEstimate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,10 @@ class NormTest:
     B (1 - eta^2) / eta^2, and one test multiplies the batch by at most 1 / eta^2. (One summary of
     the paper prints a square root around the bound; the units and the original condition rule it
     out.)
+
+    `algorithms/gradient_stats.py` measures on the test steps of a round (by default its first
+    `test.steps`), `Trainer.update_batch` pools the workers, and `BatchController` filters the
+    estimate, asks this rule, and limits the answer.
     """
 
     key: ClassVar[str] = "norm-test"
@@ -48,3 +55,21 @@ class NormTest:
         norm_sq = estimated_norm_sq(estimate, self.estimator)
         eta = self.eta if point.eta is None else point.eta
         return samples_needed(estimate.grad_variance, eta, norm_sq)
+
+
+def samples_needed(variance: float, tolerance: float, norm: float) -> int:
+    """The smallest batch b >= 1 with variance / b <= tolerance^2 norm; at most UNBOUNDED.
+
+    `norm` is the power of |G| that has the unit of the variance: |G|^2 or |G|^4.
+    """
+    if variance <= 0:
+        return 1
+    allowed = tolerance**2 * norm
+    return max(1, math.ceil(min(variance / allowed, UNBOUNDED))) if allowed > 0 else UNBOUNDED
+
+
+def estimated_norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:
+    """|G|^2 by this estimator; 0 if the unbiased one cannot be told from zero."""
+    if estimator == "plug-in":
+        return estimate.plugin_norm_sq
+    return estimate.grad_norm_sq if estimate.norm_factor <= UNKNOWN else 0.0
