@@ -2,8 +2,10 @@
 
 In a merge some trainers become one: the survivor continues, and the others are absorbed. Each thing
 that trainers own has a fate: parameters, outer momentum, inner optimizer state, data streams and
-the requested batch. If the wire format is lossy, means of parameters and of momentum cross in few
-bits (`Syncing.parameter_wire`, `Syncing.difference_wire`).
+the requested batch. The gradient statistics that are known have none: unless the survivor keeps its
+own parameters, it gets the mean of their logarithms, weighted by requested batch (`rules.level`).
+If the wire format is lossy, means of parameters and of momentum cross in few bits
+(`Syncing.parameter_wire`, `Syncing.difference_wire`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +46,7 @@ def apply_merge(
     applied.outer_momentum()
     applied.inner_state()
     applied.requests()
+    applied.gradient_statistics()
     living = {trainer: trainers[trainer] for trainer in trainers if trainer not in merge.absorbed}
     applied.reassign(living)
     if fates.streams == "balance":
@@ -130,9 +133,12 @@ class _AppliedFates:
             "sum": sum(requests.values()),
         }[self._fates.requested_batch]
         survivor.controller.requested_batch = min(wanted, survivor.controller.guards.maximum)
+
+    def gradient_statistics(self) -> None:
+        """Average what the trainers know of S and |G|^2; not if parameters are the survivor's."""
         if self._fates.parameters != "survivor":
-            controllers = {member.id: member.controller for member in members}
-            survivor.controller.merge(controllers, self._weights)
+            controllers = {member.id: member.controller for member in self._members}
+            self._survivor.controller.merge(controllers, self._weights)
 
     def reassign(self, living: Mapping[int, Trainer]) -> None:
         """Give the freed workers to living trainers, whose global parameters they get."""

@@ -1,5 +1,6 @@
 """Merges: what happens to the things that trainers own, and where the freed workers go (AdLoCo
-section 3.2, arXiv 2508.18182; docs/method.md). `merge_policies/timed.py` decides who merges.
+section 3.2, arXiv 2508.18182; docs/method.md). `merge_policies/timed.py` decides when trainers
+merge, and its subclasses there who.
 
 A trainer that requests a small batch is far from its noise floor, so little is lost if it is
 merged. The published policy therefore merges the trainers with the smallest requests. Their

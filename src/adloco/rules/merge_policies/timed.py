@@ -12,7 +12,9 @@ from adloco.rules.merge import Merge
 class TimedMerge(ABC):
     """A policy that merges at fixed intervals of rounds.
 
-    The trainer with the largest request survives, and the members are weighted by their requests.
+    A subclass says who merges: `smallest` the first `count` of the trainers by rising request,
+    `largest-with-smallest` the first `count` - 1 and the last. The member with the largest request
+    survives, and the members are weighted by their requests.
     """
 
     count: int = 2
