@@ -169,7 +169,7 @@ class _AppliedFates:
             comm = placement.comm(trainer.worker_ids)
             copy_all(comm.broadcast(tensors, source, newcomers), tensors)
             here = placement.local(trainer.worker_ids)
-            trainer.outer.broadcast_all([self._workers[worker].replica for worker in here])
+            trainer.outer.copy_all_to_workers([self._workers[worker].replica for worker in here])
 
     def _average(
         self,

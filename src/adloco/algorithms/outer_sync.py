@@ -1,10 +1,12 @@
 """The outer step: the workers' parameters become one update of the global parameters.
 
 DiLoCo (arXiv 2311.08105, algorithm 1): pseudo_gradient = global - worker, so that descent on it
-moves towards the workers. It is averaged over the workers with their samples as weights, and any
-torch optimizer takes a step with it. Then the workers start from the new global parameters. The
-parameters may be cut into fragments that are synced one after another while training continues
-(Streaming DiLoCo, arXiv 2501.18512).
+moves towards the workers. It is averaged over the workers with their samples as weights
+(`fill_weighted` in comm/buckets.py, for the wire formats comm/compressed.py), and any torch
+optimizer, which `optimizers.OuterOptimizer` makes, takes a step with it. Then the workers start
+from the new global parameters. The parameters may be cut into fragments that are synced one after
+another while training continues (Streaming DiLoCo, arXiv 2501.18512), by the events of
+`rules/sync_schedule.py`.
 """
 
 import copy
@@ -73,7 +75,7 @@ class OuterSync:
             self.start(event.fragment, replicas, weights, comm, overlapped=event.kind == "send")
         if event.kind in ("sync", "receive"):
             stats = self.step()
-            self.broadcast(event.fragment, replicas)
+            self.copy_to_workers(event.fragment, replicas)
             return stats
         return None
 
@@ -108,7 +110,7 @@ class OuterSync:
             residuals=residuals,
         )
         # Nobody waits here: with streaming, training continues until `step` asks for the mean.
-        self._in_flight = fragment, comm.pseudo_gradient(given, overlapped=overlapped)
+        self._in_flight = fragment, comm.start_mean(given, overlapped=overlapped)
 
     @torch.no_grad()
     def step(self) -> SumStats | None:
@@ -133,7 +135,7 @@ class OuterSync:
         return work.stats
 
     @torch.no_grad()
-    def broadcast(self, fragment: int, replicas: Sequence[Replica]) -> None:
+    def copy_to_workers(self, fragment: int, replicas: Sequence[Replica]) -> None:
         """Set a fragment of the local workers to the new global parameters.
 
         If the residual is kept in the parameters, a worker's new values are the global parameters
@@ -187,12 +189,12 @@ class OuterSync:
                 continue
             # A format's error is in proportion to what is sent, and differences are small.
             given = Contributions(per_worker=per_worker, weights=weights, origin=targets, wire=wire)
-            differences = comm.pseudo_gradient(given).wait()
+            differences = comm.start_mean(given).wait()
             for target, difference in zip(targets, differences, strict=True):
                 local(target).sub_(local(in_memory_of(difference, target)))
-        self.broadcast_all(replicas)
+        self.copy_all_to_workers(replicas)
 
-    def broadcast_all(self, replicas: Sequence[Replica]) -> None:
+    def copy_all_to_workers(self, replicas: Sequence[Replica]) -> None:
         """Set the local workers to the global parameters and the averaged buffers."""
         for replica in replicas:
             copy_all(self.parameters(), [*replica.params, *replica.buffers])

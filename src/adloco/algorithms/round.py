@@ -67,6 +67,7 @@ class Round:
         # of.
         tasks = parts.planner.tasks(state)
         samples = {worker: float(task.samples) for worker, task in tasks.items()}
+        # Counts, of which `synced` makes shares.
         given = weights = parts.syncing.weights.of(samples)
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.

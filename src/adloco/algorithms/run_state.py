@@ -102,7 +102,9 @@ class RunState:
             here = placement.local(trainer.worker_ids)
             if here:
                 replicas = self.replicas(trainer, placement)
-                yield trainer, replicas, trainer.weights(samples, here), comms[trainer.id]
+                total = sum(samples[worker] for worker in trainer.worker_ids)
+                shares = [samples[worker] / total for worker in here]
+                yield trainer, replicas, shares, comms[trainer.id]
 
     def skip_samples(self, count: int) -> None:
         """Leave out the next samples of each worker's stream; they do not count as trained on."""
@@ -194,7 +196,7 @@ class RunState:
         ]
         for trainer in here:
             trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
-            trainer.outer.broadcast_all(self.replicas(trainer, placement))
+            trainer.outer.copy_all_to_workers(self.replicas(trainer, placement))
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])

@@ -29,16 +29,6 @@ class Trainer:
         """Samples per inner step over all workers, before clipping at what fits in memory."""
         return self.controller.requested_batch
 
-    def weights(self, samples: Mapping[int, float], workers: Sequence[int]) -> list[float]:
-        """The share of each of these workers in the trainer's samples.
-
-        Args:
-            samples: Samples by worker id, for all workers of the run.
-            workers: Ids of some of the trainer's workers.
-        """
-        total = sum(samples[worker] for worker in self.worker_ids)
-        return [samples[worker] / total for worker in workers]
-
     def update_batch(
         self, moments: Sequence[Moments], samples: int, decay: float, eta: float | None
     ) -> None:

@@ -113,7 +113,7 @@ def summed(
     residuals: Any,
     decay: float = 0.9,
 ) -> Any:
-    work = comm.pseudo_gradient(
+    work = comm.start_mean(
         Contributions(
             per_worker=params,
             weights=weights,

@@ -105,9 +105,9 @@ class Comm:
         if self._islands.me is None:
             return []
         given = Contributions(per_worker=per_worker, weights=weights, origin=(), wire=wire)
-        return self.pseudo_gradient(given).wait()
+        return self.start_mean(given).wait()
 
-    def pseudo_gradient(self, given: Contributions, *, overlapped: bool = False) -> Work:
+    def start_mean(self, given: Contributions, *, overlapped: bool = False) -> Work:
         """Start the weighted mean of origin - entry, or of entries if there is no origin.
 
         The workers' entries have been read when this returns.

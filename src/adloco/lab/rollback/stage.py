@@ -92,7 +92,7 @@ class RollbackStage(Stage):
         if not here:
             return
         trainer.outer.load_state_dict(self._before[trainer_part(trainer.id)])
-        trainer.outer.broadcast_all([workers[worker].replica for worker in here])
+        trainer.outer.copy_all_to_workers([workers[worker].replica for worker in here])
         for worker in here:
             workers[worker].load_tensors(self._before[worker_part(worker)])
 
