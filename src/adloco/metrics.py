@@ -1,6 +1,9 @@
 """The numbers of metrics.jsonl: each is described once, in the tables below or by its task.
 
-Records, summary, report, view and trackers use these tables, and a test compares
+A number begins in a worker's `WorkerRound` (`algorithms/worker_round.py`), which all ranks gather;
+`algorithms/make_reports.py` computes the reports from these, and `round_record`
+(`run/round_numbers.py`) copies fields of reports by name into a line of metrics.jsonl, with a few
+that the run adds. Records, summary, report, view and trackers use these tables, and a test compares
 docs/run-folder.md with them.
 """
 

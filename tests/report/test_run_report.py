@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from adloco.cli.main import main
-from adloco.metrics import Metric, Record, clipped_by
+from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Record, clipped_by
+from adloco.report import panels
 from adloco.report.curves import Panel
 from adloco.report.drawing import save_figure
 from adloco.report.loss_panel import loss_panel
@@ -123,6 +125,33 @@ def test_a_clipped_request_is_marked() -> None:
     assert by == ["", "switch.max_micro_batch", ""]
     assert clipped_by({"requested_batch": 20, "trainer_batch": 20}, 20) == "batch.maximum"
     assert clipped_by({"requested_batch": 20, "trainer_batch": 20}, None) == "", "as planned"
+
+
+@pytest.mark.parametrize(
+    ("metric", "panel"),
+    [
+        (TRAINER["rounded_up"], "batch"),
+        (WORKER["busy_seconds"], "noise_scale"),
+        (SYNC["transfer_seconds"], "communication"),
+        (ROUND["tokens_per_second"], "wire"),
+        (PHASE["peak_bytes"], "wire"),
+        (TRAINER["requested_batch"], "memory"),
+    ],
+)
+def test_every_metric_with_a_panel_is_shown(
+    metric: Metric, panel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metric that a panel does not draw by itself has a chart of its own there."""
+    records = [record(10, 8, 8), record(30, 8, 8)]
+    for line in records:
+        line |= {"tokens_per_second": 7.0, "sync": {"bytes": 7.0, "transfer_seconds": 7.0}}
+        line["memory"] = {"sync": {"peak_bytes": 7.0}}
+        line["trainers"][0] |= {"rounded_up": 7, "requested_batch": 7}
+        line["workers"][0] |= {"busy_seconds": 7.0}
+    monkeypatch.setattr(panels, "METRICS", [replace(metric, panel=panel)])
+    (chart,) = drawn(records, LanguageModelSettings.measures)[panels.CAPTIONS[panel][0]].charts
+    (curve,) = [one for one in chart.curves if one.axes["tokens"]]
+    assert curve.axes["tokens"] == [10, 30] and curve.measures == {metric.name: [7, 7]}
 
 
 def test_a_merge_is_marked() -> None:

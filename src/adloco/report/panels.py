@@ -1,6 +1,7 @@
 """The charts of a run other than that of its loss, all against tokens.
 
 The tables of metrics.py say which numbers a panel shows (`Metric.panel`) and how they are labelled.
+Each has a chart of its own, but for those in `TOGETHER`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,17 @@ from adloco.run.memory_use import PHASES
 X = {"tokens": ROUND["tokens"]}
 ONLY_SEVERAL = ("trainers", "workers")
 """Panels that say nothing new of a single trainer or worker."""
+
+TOGETHER = {
+    "batch": ("requested_batch", "trainer_batch", "accumulation_steps"),
+    "noise_scale": (
+        *("grad_variance", "measured_grad_variance", "grad_norm_sq", "measured_grad_norm_sq"),
+        "noise_scale",
+    ),
+    "communication": ("bytes_communicated", "bytes_inside", "bytes_ddp_equivalent"),
+    "wire": ("cosine_similarity", "wire_error", "exposed_seconds", "hidden_seconds"),
+}
+"""Name of a panel -> its metrics that a function here draws, with marks or several in a chart."""
 
 CAPTIONS = {
     "batch": (
@@ -81,7 +93,6 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
         "noise_scale": _statistics,
         "communication": _communication,
         "wire": _wire,
-        "memory": _memory,
     }
     panels = []
     for name, (title, caption) in CAPTIONS.items():
@@ -89,19 +100,21 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
         alone = name in ONLY_SEVERAL and len(records[0][name]) == 1
         silent = name == "wire" and not any(record["sync"]["bytes"] for record in records)
         if shown and not alone and not silent:
-            charts = makers.get(name, _each)(shown, records)
+            own = [metric for metric in shown if metric.name in TOGETHER.get(name, ())]
+            others = [metric for metric in shown if metric not in own]
+            charts = [*(makers[name](own, records) if own else []), *_each(others, records)]
             panels.append(Panel(title=title, caption=caption, charts=charts))
     return panels
 
 
 def _each(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
-    """A chart for each metric, with a line per trainer or worker."""
+    """A chart for each metric, with the lines of `_lines`."""
     return [
         _chart(
             [metric],
             _lines(metric, records),
             records,
-            from_zero=metric.whole or metric.per == "worker",
+            from_zero=metric.whole or metric.per in ("worker", "phase"),
         )
         for metric in metrics
     ]
@@ -187,47 +200,31 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
     return [*charts, *[_chart([time], curves, records, from_zero=True)] * bool(curves)]
 
 
-def _memory(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
-    charts = []
-    for metric in (metric for metric in metrics if metric.per == "phase"):
-        curves = [
+def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
+    """A line per trainer, worker or phase, or one of the round. Counts, and all numbers of workers,
+    are stairs, because they apply to the whole round.
+    """
+    if metric.per == "phase":
+        kept = {phase: [one for one in records if phase in one["memory"]] for phase in PHASES}
+        return [
             _curve(
                 phase.replace("_", " "),
                 metric,
-                [
-                    (record["tokens"], record["memory"][phase][metric.name])
-                    for record in records
-                    if phase in record["memory"]
-                ],
+                [(one["tokens"], one["memory"][phase][metric.name]) for one in found],
             )
-            for phase in PHASES
+            for phase, found in kept.items()
         ]
-        charts.append(_chart([metric], curves, records, from_zero=True))
-    return charts
-
-
-def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
-    """A line per trainer or worker. Counts, and all numbers of workers, are stairs, because they
-    apply to the whole round.
-    """
-    numbers = sorted({row[metric.per] for record in records for row in rows(record, metric.per)})
     look: Look = "stairs" if metric.whole or metric.per == "worker" else "line"
-    found = {number: values(metric, records, number) for number in numbers}
-    return [
-        replace(
-            _curve(
-                f"{metric.per} {number}",
-                metric,
-                [
-                    (record["tokens"], value)
-                    for record, of_round in zip(records, of_rounds, strict=True)
-                    for value in of_round
-                ],
-            ),
-            look=look,
-        )
-        for number, of_rounds in found.items()
-    ]
+    names: dict[int | None, str] = {None: metric.label}  # Of the round, or of its syncs.
+    if metric.per in ("trainer", "worker"):
+        numbers = {row[metric.per] for record in records for row in rows(record, metric.per)}
+        names = {number: f"{metric.per} {number}" for number in sorted(numbers)}
+
+    def points(number: int | None) -> list[tuple[float, float]]:
+        found = zip(records, values(metric, records, number), strict=True)
+        return [(record["tokens"], value) for record, of_round in found for value in of_round]
+
+    return [replace(_curve(name, metric, points(one)), look=look) for one, name in names.items()]
 
 
 def _curve(name: str, metric: Metric, points: Sequence[tuple[float, float | None]]) -> Curve:
