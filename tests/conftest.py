@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_python as server
+
 # Before anything of Hugging Face is imported: tests reach for no network and leave nothing in the
 # caches of whoever runs them.
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -31,6 +33,17 @@ SMALL = {
     "method.sync_every": "4",
     "evaluation.windows": "8",
 }
+
+
+@pytest.fixture
+def warm_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks new processes of Python from a server that has imported what they need.
+
+    Not for tests of how the command itself, or a copy of its interpreter, starts.
+    """
+    server.start_server()
+    server.wait_for_server()
+    monkeypatch.setattr(subprocess, "Popen", server.Popen)
 
 
 Train = Callable[[list[str]], subprocess.CompletedProcess[str]]
@@ -130,6 +143,12 @@ def pytest_xdist_auto_num_workers() -> int:
     processes that they have started.
     """
     return min(8, (os.cpu_count() or 1) + 1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of `warm_python` once for all processes of pytest."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        server.start_server()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

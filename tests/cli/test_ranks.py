@@ -27,6 +27,7 @@ from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, WaitForSteps, small_flags, wait_for
 from tests.pages import NEEDS_ELASTIC
 from tests.problems import cases, without_timings
+from tests.warm_python import children_of
 
 ADLOCO = [sys.executable, "-m", "adloco"]
 TORCHRUN = [
@@ -219,7 +220,7 @@ def test_a_run_resumes_from_disk_on_other_ranks(
     )
 
 
-def assert_on_loopback(processes: list[str]) -> None:
+def assert_on_loopback(processes: list[int]) -> None:
     """All sockets on which the processes listen are reached from this machine alone."""
     own = {
         link.readlink().name
@@ -237,6 +238,7 @@ def assert_on_loopback(processes: list[str]) -> None:
     assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     small: list[str],
     tmp_path: Path,
@@ -256,9 +258,9 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_steps(2)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process)
     assert len(children) == 2
-    assert_on_loopback([str(process.pid), *children])
+    assert_on_loopback([process.pid, *children])
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -295,6 +297,7 @@ def never_stopped(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     return metrics(folder / "run")
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     "signal_number",
     cases({"ctrl c": (signal.SIGINT,), "kill": (signal.SIGKILL,)}, default=()),
@@ -315,8 +318,8 @@ def test_stopped_while_a_fragment_travels_it_resumes_as_if_it_had_not(
     wait_for(tmp_path / "run" / "metrics.jsonl")
     while len(metrics(tmp_path / "run")) < 3:
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(process.pid if signal_number == signal.SIGINT else int(children[1]), signal_number)
+    children = children_of(process)
+    os.kill(process.pid if signal_number == signal.SIGINT else children[1], signal_number)
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0, "the run was over before it could be stopped"
     assert len(metrics(tmp_path / "run")) < len(never_stopped), err
@@ -406,6 +409,7 @@ def test_a_polite_kill_of_torchrun_saves(
     assert read_run(tmp_path / "run").algorithm["round_steps"] == 2000
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_rank_that_fails_stops_the_others_with_one_message(
     small: list[str], train: Train
 ) -> None:
@@ -528,6 +532,7 @@ with adloco.process_group():
 """
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     "island",
     cases(
@@ -556,12 +561,12 @@ def two_ranks(
     )
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield process, [int(child) for child in children]
+        yield process, children_of(process)
     finally:
         process.kill()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_killed_rank_stops_the_others(small: list[str], tmp_path: Path) -> None:
     with two_ranks(small, tmp_path) as (process, children):
         os.kill(children[1], signal.SIGKILL)
@@ -589,14 +594,15 @@ def test_torchrun_restarts_ranks_without_further_settings(
     )
     while len(metrics(folder)) < 4:
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
+    children = children_of(process)
+    os.kill(children[1], signal.SIGKILL)
     _, error = process.communicate(timeout=400)
     assert process.returncode == 0, error
     assert "exitcode: -9" in error, "the run was over before it could be killed"
     assert metrics(folder) == never_stopped
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.nightly
 def test_a_polite_kill_is_heard_while_a_rank_waits_for_a_stopped_one(
     small: list[str], tmp_path: Path
@@ -611,6 +617,7 @@ def test_a_polite_kill_is_heard_while_a_rank_waits_for_a_stopped_one(
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+@pytest.mark.usefixtures("warm_python")
 @NEEDS_ELASTIC
 def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
     with two_ranks(small, tmp_path, "--run.silent_seconds", "4") as (process, children):
@@ -625,6 +632,7 @@ def test_a_stopped_rank_is_named(small: list[str], tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: Path) -> None:
     """Two ranks started by hand that differ in their seed, in what a resumed run may change, and in
     their code.
@@ -649,6 +657,7 @@ def test_ranks_that_mean_different_runs_are_refused(small: list[str], tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ranks_with_different_texts_are_refused(
     small: list[str], tmp_path: Path, corpus: Path
 ) -> None:
@@ -662,6 +671,7 @@ def test_ranks_with_different_texts_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
     flags = [[], ["--run.tokens", "-5"]]
     errors = errors_of(
@@ -671,6 +681,7 @@ def test_a_bad_flag_on_one_rank_ends_all(small: list[str]) -> None:
     assert "rank 1: run.tokens must be > 0, got -5" in errors[0]
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     "number",
     cases({"hangup": (signal.SIGHUP,), "kill": (signal.SIGKILL,)}, default=()),
@@ -681,7 +692,7 @@ def test_a_closed_terminal_leaves_no_orphan(
     words = [*ADLOCO, "train", "ddp", *small, "--run.tokens", "100000000", "--ranks", "2"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(tmp_path / "run" / "metrics.jsonl")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process)
     assert len(children) == 2
     process.send_signal(number)
     process.wait(timeout=60)
