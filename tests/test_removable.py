@@ -45,6 +45,7 @@ def run(words: list[str], environment: dict[str, str], folder: Path) -> str:
     return found.stdout
 
 
+@pytest.mark.usefixtures("warm_python")
 @DESCRIBES_LAB
 def test_without_lab_all_recipes_are_read_and_the_default_one_trains(tmp_path: Path) -> None:
     environment = without(tmp_path, Path("lab"))
@@ -62,6 +63,7 @@ def test_without_lab_all_recipes_are_read_and_the_default_one_trains(tmp_path: P
     assert "outer.gate is not a setting of [outer]" in refused.stderr
 
 
+@pytest.mark.usefixtures("warm_python")
 @DESCRIBES_LAB
 def test_a_run_is_read_whether_or_not_options_were_there_when_it_was_trained(
     tmp_path: Path,
@@ -85,6 +87,7 @@ def test_each_folder_of_lab_has_a_short_readme(option: str) -> None:
     assert {"For", "Result", "Cost", "Remove"} <= {*bold}
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.nightly
 @pytest.mark.parametrize("option", FOLDERS)
 def test_without_one_folder_of_lab_the_rest_is_there(option: str, tmp_path: Path) -> None:
@@ -93,6 +96,7 @@ def test_without_one_folder_of_lab_the_rest_is_there(option: str, tmp_path: Path
     run(["-m", "adloco", "train", *SMALL, "--run.folder", "run"], environment, tmp_path)
 
 
+@pytest.mark.usefixtures("warm_python")
 @NEEDS_ELASTIC
 def test_without_elastic_ranks_train_and_what_needs_it_is_refused(tmp_path: Path) -> None:
     environment = without(tmp_path, Path("elastic"))
@@ -123,6 +127,7 @@ def test_without_elastic_torchrun_trains(tmp_path: Path) -> None:
     assert "validation loss" in run(words, environment, tmp_path)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_plain_run_of_one_process_imports_nothing_of_elastic(tmp_path: Path) -> None:
     code = (
         "import sys; from adloco.cli.main import main; "

@@ -71,9 +71,7 @@ class ForkedPython:
         self.args = [sys.executable, *words]
         self.returncode: int | None = None
         # Files in place of pipes: a process never waits for somebody who reads.
-        self._files = [
-            tempfile.TemporaryFile() if to == subprocess.PIPE else None for to in (stdout, stderr)
-        ]
+        self._files = [_file() if to == subprocess.PIPE else None for to in (stdout, stderr)]
         self._said: list[str | bytes | None] = [None, None]
         self._text = text
         out = _descriptor(stdout, self._files[0], 1)
@@ -136,6 +134,10 @@ class ForkedPython:
         trace: TracebackType | None,
     ) -> None:
         self.wait()
+
+
+def _file() -> IO[bytes]:
+    return tempfile.TemporaryFile()  # noqa: SIM115 (`communicate` closes it)
 
 
 def _descriptor(to: int | IO[Any] | None, file: IO[bytes] | None, default: int) -> int:
@@ -229,6 +231,7 @@ def serve(folder: Path) -> dict[str, Any] | None:
             (folder / CHILDREN / f"{request['starter']}-{child}").touch()
             connection.sendall(f"{child}\n".encode())
             status = os.waitpid(child, 0)[1]
+
             with contextlib.suppress(OSError):  # The starter may have ended.
                 connection.sendall(f"{status}\n".encode())
             os._exit(0)
@@ -241,7 +244,7 @@ def serve(folder: Path) -> dict[str, Any] | None:
 
 
 def paths_of(python_path: str) -> list[str]:
-    return [os.path.abspath(path) for path in python_path.split(os.pathsep) if path]
+    return [str(Path(path).absolute()) for path in python_path.split(os.pathsep) if path]
 
 
 def become(words: list[str], environment: dict[str, str], folder: str, paths: list[str]) -> None:
@@ -252,6 +255,7 @@ def become(words: list[str], environment: dict[str, str], folder: str, paths: li
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     import torch
 
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))

@@ -17,6 +17,7 @@ from adloco.cli.main import main
 from adloco.run.changes import read_changes
 from tests.conftest import wait_for
 from tests.problems import without_timings
+from tests.warm_python import children_of
 
 ADLOCO = [sys.executable, "-m", "adloco"]
 
@@ -34,11 +35,6 @@ def starts(folder: Path) -> list[dict[str, Any]]:
 
 def kinds(folder: Path) -> list[str]:
     return [start["kind"] for start in starts(folder)]
-
-
-def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(child) for child in children]
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -84,6 +80,7 @@ def assert_undisturbed(words: list[str], folder: Path, whole: Path) -> None:
     assert [line["round"] for line in metrics(folder)] == [*range(1, int(count) + 1)]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_others_take_over_the_workers_of_a_killed_rank(
     small: list[str], tmp_path: Path
 ) -> None:
@@ -94,7 +91,7 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
 
     def kill(process: subprocess.Popen[str]) -> None:
         until(lambda: len(metrics(folder)) > 1, process)  # So round 1 has been copied.
-        os.kill(ranks_of(process)[0], signal.SIGKILL)
+        os.kill(children_of(process)[0], signal.SIGKILL)
         until(lambda: "regroup" in kinds(folder), process)
 
     train_and([*words, "--ranks", "2"], folder, kill, memory)
@@ -103,6 +100,7 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
     assert_undisturbed(words, folder, tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_others_continue_without_the_workers_of_a_failed_rank(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +110,7 @@ def test_the_others_continue_without_the_workers_of_a_failed_rank(
 
     def kill(process: subprocess.Popen[str]) -> None:
         until(lambda: len(metrics(folder)) > 1, process)
-        os.kill(ranks_of(process)[1], signal.SIGKILL)
+        os.kill(children_of(process)[1], signal.SIGKILL)
         until(lambda: "regroup" in kinds(folder), process)
 
     drop = [
@@ -142,6 +140,7 @@ def test_the_others_continue_without_the_workers_of_a_failed_rank(
     assert "method.dropped may only grow on resume, and the run in" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path: Path) -> None:
     """One of them is killed, with its launcher, and comes back by the same command."""
@@ -164,7 +163,7 @@ def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path
         machines.append(start())
         until((folder / "metrics.jsonl").exists, machines[0])
         if returns:
-            for process in [machines[1].pid, *ranks_of(machines[1])]:
+            for process in [machines[1].pid, *children_of(machines[1])]:
                 os.kill(process, signal.SIGKILL)
             until(lambda: "regroup" in kinds(folder), machines[0])
             machines[1].communicate()
@@ -188,6 +187,7 @@ def listens(port: int) -> bool:
         return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "signals", "extra"),
@@ -205,11 +205,11 @@ def test_failed_ranks_return(
     words = ["diloco", *small, "--evaluation.every", "1000", "--method.workers_per_trainer", "4"]
 
     def disturb(process: subprocess.Popen[str]) -> None:
-        files = Path(f"/proc/{ranks_of(process)[0]}/fd")
+        files = Path(f"/proc/{children_of(process)[0]}/fd")
         open_before = len([*files.iterdir()])
         for number in signals:
             done = len(kinds(folder))
-            os.kill(ranks_of(process)[1], number)
+            os.kill(children_of(process)[1], number)
             until(lambda done=done: "regroup" in kinds(folder)[done:], process)
             if "--restart" in extra:
                 until(lambda done=done: "join" in kinds(folder)[done:], process)
