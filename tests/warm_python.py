@@ -44,10 +44,14 @@ server_folder: Path | None = None
 
 
 class Popen(REAL):  # type: ignore[type-arg]
-    """`subprocess.Popen`, in whose place a process is forked if the command is one of Python."""
+    """`subprocess.Popen`, in whose place a process is forked if the command is one of Python that
+    reads nothing.
+    """
 
     def __new__(cls, args: Any, **settings: Any) -> Any:  # type: ignore[misc]
-        if isinstance(args, list) and args[0] == sys.executable and server_folder:
+        of_python = isinstance(args, list) and args[0] == sys.executable
+        reads = settings.get("stdin") not in (None, subprocess.DEVNULL)
+        if of_python and server_folder and not reads:
             return ForkedPython([str(word) for word in args[1:]], **settings)
         return REAL(args, **settings)
 
@@ -137,7 +141,7 @@ class ForkedPython:
 
 
 def _file() -> IO[bytes]:
-    return tempfile.TemporaryFile()  # noqa: SIM115 (`communicate` closes it)
+    return tempfile.TemporaryFile()  # `communicate` closes it.
 
 
 def _descriptor(to: int | IO[Any] | None, file: IO[bytes] | None, default: int) -> int:

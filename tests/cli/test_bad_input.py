@@ -431,6 +431,7 @@ def test_config_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> No
     assert "# Inner optimizer steps per round (H).\n" in printed
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_ctrl_c_saves_and_says_how_to_go_on(
     small: list[str],
     tmp_path: Path,

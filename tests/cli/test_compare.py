@@ -50,6 +50,7 @@ def finished_run(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_two_arms_from_training_to_the_page(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_two_arms_from_training_to_the_page(
     ]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_study_that_was_stopped_resumes(common: list[str], tmp_path: Path) -> None:
     """Ctrl+C in the middle of the first run: it saves, and ends with what the other has, which is
     the same run and was never stopped.

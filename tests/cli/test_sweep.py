@@ -15,6 +15,7 @@ def common(small: list[str], tmp_path: Path) -> list[str]:
     return [*small, "--seeds", "1", "--run.tokens", "2048", *folder]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "diloco", *common, "--method.sync_every", "4", "9"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -26,6 +27,7 @@ def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "study" / "compare.html").read_text().count('<img class="figure"') == 1
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.nightly
 def test_a_grid_of_four(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -51,6 +53,7 @@ def test_a_grid_of_four(
     assert listed.count("finished") == 4 and listed.count("2,048") == 4
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.nightly
 def test_an_ablation_of_the_default_recipe(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

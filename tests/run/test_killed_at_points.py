@@ -172,6 +172,7 @@ def test_all_points_exist() -> None:
         assert callable(resolve_name(place))
 
 
+@pytest.mark.usefixtures("warm_python")
 @NEEDS_ELASTIC
 @pytest.mark.parametrize(
     ("extra", "deaths"),

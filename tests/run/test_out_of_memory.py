@@ -75,6 +75,7 @@ def learned(line: dict[str, Any]) -> list[Any]:
 FLAGS = ["ddp", "--batch.initial", "16", "--run.keep_checkpoints", "9", "--ranks", "2"]
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     ("island", "limits", "by_hand"),
     cases(
@@ -136,6 +137,7 @@ def test_an_island_continues_with_smaller_micro_batches(
     assert [learned(line) for line in metrics(other)] == [learned(line) for line in lines]
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_one_sample_that_does_not_fit_ends_the_run(
     small: list[str], tmp_path: Path, train: Train
 ) -> None:

@@ -72,6 +72,7 @@ def same_as_metrics(run: Path) -> int:
     return len(lines)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_tensorboard_holds_the_numbers_of_the_metrics_also_after_a_resume(
     small: list[str], tmp_path: Path
 ) -> None:
