@@ -145,6 +145,7 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,7 @@ def run_commands(lines: list[str], small: list[str]) -> None:
     in flight for two steps allow.
     """
     at = small.index("--run.folder")
-    sizes = [*small[:at], *small[at + 2 :], "--method.sync_every", "12"]
+    sizes = [*small[:at], *small[at + 2 :], "--method.sync_every", "12", "--run.tokens", "8000"]
     for line in lines:
         words = shlex.split(line)[1:]
         of_a_recipe = words[0] in RECIPE_COMMANDS and "--resume" not in words

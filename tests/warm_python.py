@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from os import _exit
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -238,7 +239,7 @@ def serve(folder: Path) -> dict[str, Any] | None:
 
             with contextlib.suppress(OSError):  # The starter may have ended.
                 connection.sendall(f"{status}\n".encode())
-            os._exit(0)
+            _exit(0)  # Without what torch does at the end of a process.
         connection.close()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate([nothing, *descriptors]):

@@ -37,6 +37,7 @@ def test_a_command_hears_of_the_end_and_of_a_failure(
     assert " has failed: run folder " in kept.read_text()
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_launcher_tells_of_the_failure_of_its_ranks_once(
     small: list[str], told: tuple[str, Path]
 ) -> None:

@@ -52,6 +52,7 @@ WARMUP = [
     "[100,300]",
 ]
 FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.every", "2"]
+FLAGS += ["--run.rounds", "5"]
 
 
 def run_torchrun(words: list[str]) -> subprocess.CompletedProcess[str]:

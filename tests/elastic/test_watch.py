@@ -79,13 +79,15 @@ def test_ranks_that_are_gone_are_named_with_their_machines() -> None:
 
 
 @contextmanager
-def ranks_of(script: str, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks_of(
+    script: str, count: int, stdin: int = subprocess.PIPE
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that run the script, each with its rank; killed at the end."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script],
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(count)},
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -140,9 +142,10 @@ with group(second):
 """
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_rank_that_freezes_while_the_group_is_made_has_failed(store: Any) -> None:
     """The others wait in the backend for its address, and for no longer than a silence takes."""
-    with ranks_of(FREEZES, 3) as processes:
+    with ranks_of(FREEZES, 3, subprocess.DEVNULL) as processes:
         said = [processes[rank].communicate(timeout=60) for rank in (0, 2)]
     for output, error in said:
         assert "rank 1 on " in output and "has given no sign of life" in output, error
