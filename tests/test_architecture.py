@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -255,9 +256,15 @@ def modules(room: str) -> Iterator[tuple[Path, ast.Module]]:
     """The modules of a room: a folder, or one file."""
     folder = SOURCE / room
     for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
-        yield path, ast.parse(path.read_text())
+        yield path, parsed(path)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> list[str]:
     """Dotted names of everything that a file of the package imports."""
     package = ".".join(("adloco", *path.relative_to(SOURCE).parent.parts))
@@ -295,7 +302,7 @@ def check_arrows(inside: str, allowed: dict[str, set[str]]) -> None:
 
 def test_imports_are_absolute() -> None:
     for path in SOURCE.rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text()))
+        nodes = ast.walk(parsed(path))
         found = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level > 0]
         assert not found, f"{path} has relative imports"
 
@@ -391,7 +398,7 @@ def test_public_names() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     for path in SOURCE.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+        assert ast.get_docstring(parsed(path)), f"{path} has no docstring"
 
 
 def test_files_stay_readable() -> None:
