@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -39,6 +39,21 @@ def written_whole(file: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
         raise
+
+
+def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder and those above it that are missing. Their names are on disk then."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=exist_ok)
+    for each in missing:
+        with suppress(PermissionError):  # Who may write in a folder need not be able to read it.
+            to_disk(each.parent)
+
+
+def all_to_disk(folder: Path) -> None:
+    """Wait until a folder is on disk with all that is in it and below it."""
+    for path in (*folder.rglob("*"), folder):
+        to_disk(path)
 
 
 def to_disk(path: Path) -> None:

@@ -14,6 +14,7 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.checkpoint import DAMAGED, list_all, list_checkpoints, name_of
+from adloco.whole_file import make_folder
 
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 ENVIRONMENT = "environment.json"
@@ -60,7 +61,7 @@ def new_folder(recipe: Recipe) -> Iterator[Path]:
     folder = Path(recipe.run.folder or f"runs/{_name(recipe)}")
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=bool(recipe.run.folder))
+        make_folder(folder, exist_ok=bool(recipe.run.folder))
     except OSError as error:
         raise ValueError(
             f"run folder {str(folder)!r} cannot be made ({error.strerror}); use another "
@@ -98,8 +99,9 @@ def check_free(recipe: Recipe) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """True if the folder has nothing in it but a lock."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}
+    """True if the folder has nothing but a lock in it, and the first file of a run half written."""
+    left = {LOCK, f".{ENVIRONMENT}"}
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= left
 
 
 def not_begun(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from adloco.distributed.messages import all_states, broadcast_state
 from adloco.distributed.placement.placement import Placement
 from adloco.run.checkpoint import list_all
 from adloco.run.folder import CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE, TOKENIZER
-from adloco.whole_file import write_bytes
+from adloco.whole_file import make_folder, write_bytes
 
 
 def in_turn(placement: Placement, act: Callable[[], None]) -> None:
@@ -59,7 +59,7 @@ def fetch_folder(folder: Path) -> None:
         # One after another, because some of them may see the same folder.
         if this_rank() == rank and not (folder / RECIPE).is_file():
             for name, content in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                make_folder((folder / name).parent)
                 write_bytes(folder / name, content.numpy().tobytes())
         broadcast_state(None, rank)
 

@@ -19,7 +19,7 @@ from adloco.errors import RunWarning
 from adloco.run.checkpoint import list_all, remove_old
 from adloco.run.folder import CHECKPOINTS
 from adloco.run.part_file import write_part
-from adloco.whole_file import to_disk
+from adloco.whole_file import make_folder, to_disk
 
 Content = Callable[[], dict[str, Any]]
 """Makes the parts that this process writes, with tensors that training does not change; called in
@@ -103,7 +103,7 @@ class Saving:
             parts = {part: self.snapshot[part] for part in self.snapshot if (part == RUN) is last}
             self._begin(name, parts)
             self.wait()
-            self._look()
+            self._look(whole=last)
 
     def try_to_save(self, name: str, content: Content, *, last: bool) -> None:
         """Write a checkpoint: the last one as `save` does, others in the background.
@@ -177,7 +177,7 @@ class Saving:
     def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
         try:
             if parts:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
                 to_disk(folder.parent)  # Its name, before older checkpoints are removed.
             for part in sorted(parts, key=lambda part: part == RUN):
                 if part == RUN:
@@ -186,8 +186,10 @@ class Saving:
         finally:
             self.seconds = time.monotonic() - self._began
 
-    def _look(self) -> None:
+    def _look(self, *, whole: bool = True) -> None:
         """Learn if all ranks have written what was begun, and remove old checkpoints.
+
+        whole: False if the part `run` is still to come, without which the checkpoint is none.
 
         Raises:
             OSError: One of them had no room.
@@ -208,6 +210,8 @@ class Saving:
             if self._placement.is_island_first:
                 shutil.rmtree(checkpoints / name, ignore_errors=True)
             raise OSError(next(filter(None, reasons)))
+        if not whole:
+            return
         self.newest, self._warned = name, False
         if self._placement.is_island_first:
             spared = self._spared([path.name for path in list_all(checkpoints)])

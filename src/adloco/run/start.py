@@ -38,7 +38,7 @@ from adloco.run.warm_start import WarmStart
 from adloco.tasks.islands import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
-from adloco.whole_file import write_text
+from adloco.whole_file import all_to_disk, make_folder, write_text
 
 COPIES_PER_WORKER = 4
 """Parameters, gradients and two AdamW moments, each as large as the model."""
@@ -335,7 +335,7 @@ def write_description(parts: RunParts, folder: Path) -> None:
             described = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL)
             if problem or all((folder / name).exists() for name in described):
                 return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(
             folder / ENVIRONMENT,
             describe_environment(placement.device, parts.precision, recipe.run.seed)
@@ -346,6 +346,9 @@ def write_description(parts: RunParts, folder: Path) -> None:
         (folder / TOKENIZER).mkdir(exist_ok=True)
         parts.task.tokenizer.save(folder / TOKENIZER)
         parts.builder.save_config(folder / MODEL)
+        # Libraries write these files. A checkpoint has their checksums, so they must outlive it.
+        all_to_disk(folder / TOKENIZER)
+        all_to_disk(folder / MODEL)
 
     in_turn(placement, write)
     problems = list(filter(None, placement.all_values(problem)))
