@@ -22,7 +22,9 @@ from adloco.distributed.launch.launcher import (
 )
 from adloco.distributed.messages import all_states
 from adloco.errors import RankFailureError
+from adloco.run.recovery import LostPartsError
 from adloco.run.saving import Copies
+from adloco.run.starts import Kind
 from adloco.run.stored import begun_run, changeable, resumed_recipe
 from adloco.run.training_run import TrainingRun
 
@@ -147,13 +149,7 @@ class _Process:
         kind = self._regrouping.kind() if self._regrouping else "resume"
         with working(console, "reading and tokenising text, building models ..."):
             run = (
-                TrainingRun.resume(
-                    folder,
-                    given,
-                    kind,
-                    copies=self._copies,
-                    trust_recipe=self._arguments.trust_recipe,
-                )
+                self._resume(folder, given, kind)
                 if folder
                 else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
             )
@@ -168,6 +164,25 @@ class _Process:
             say(open_console(), joined_line(run))
         self._joined = True
         return run, given
+
+    def _resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
+        """The run in a folder, resumed.
+
+        Raises:
+            RankFailureError: The ranks that remain after a failure lack parts of all checkpoints.
+        """
+        trust = self._arguments.trust_recipe
+        try:
+            return TrainingRun.resume(folder, given, kind, copies=self._copies, trust_recipe=trust)
+        except LostPartsError as error:
+            if self._regrouping is None or not self._regrouping.quorum.number:
+                raise
+            # All would meet here again. A new start waits for the machine that has the parts.
+            self._regrouping.recovers = False
+            raise RankFailureError(
+                f"{error}; the machines that failed have the rest, unless run.copy_every lets each "
+                "machine keep copies for another"
+            ) from None
 
     def _restarted(self) -> Path | None:
         """The folder of the run that `--restart` resumes, the same on all ranks; None if no rank

@@ -23,6 +23,10 @@ from adloco.run.machine_folders import in_turn
 from adloco.run.part_file import DamagedCheckpointError
 
 
+class LostPartsError(ValueError):
+    """Each checkpoint lacks a part that no process of this start has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unusable:
     """A checkpoint that lacks parts."""
@@ -65,7 +69,8 @@ def load_newest_good(
             would make, and by part.
 
     Raises:
-        ValueError: No checkpoint is good, or another version wrote it.
+        LostPartsError: No checkpoint is good.
+        ValueError: Another version wrote it.
     """
     on_disk = _union(placement.all_values([path.name for path in list_all(folder)]))
     names = sorted(on_disk | _union(placement.all_values(list(copies))), reverse=True)
@@ -91,7 +96,7 @@ def load_newest_good(
         missing = ", ".join(lost)
         unusable.append(Unusable(name=name, damage=damage, missing=missing))
     found = "; ".join(f"{each.name}: {_reason(each)}" for each in unusable)
-    raise ValueError(
+    raise LostPartsError(
         f"no checkpoint in {folder} is good ({found}); bring back the files, or start the run "
         "again in another folder"
     )
