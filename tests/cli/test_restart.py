@@ -6,12 +6,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from adloco.cli.alerts import Alerts
 from adloco.cli.main import main
-from adloco.cli.train import RESTARTS
+from adloco.cli.train import RESTARTS, Train, _FailureCount
+from adloco.cli.train_here import _Process
+from adloco.config.settings import RunSettings
+from adloco.distributed.launch.rank_store import Quorum
+from adloco.errors import RANK_FAILURE, RankFailureError, exit_code
+from adloco.run.recovery import LostPartsError
 from adloco.run.starts import read_starts
 from tests.conftest import WaitForSteps
 from tests.problems import without_timings
@@ -54,6 +61,35 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
         capsys.readouterr()
         assert main(["train", *words, "--restart"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_machine_without_records_counts_its_checkpoints(tmp_path: Path) -> None:
+    """It has failed five times, and trained a round in between."""
+    failures = _FailureCount(tmp_path)
+    assert [failures.one_more() for _ in range(RESTARTS)] == [True] * RESTARTS
+    (tmp_path / "checkpoints" / "round-000001-step-00000004").mkdir(parents=True)
+    assert [failures.one_more() for _ in range(RESTARTS + 1)] == [True] * RESTARTS + [False]
+
+
+def test_a_machine_that_takes_its_parts_along_is_waited_for(
+    small: list[str], tmp_path: Path
+) -> None:
+    """The others end as after a failure, which schedulers start again; not as for bad input."""
+    rounds = make_run("diloco", [*small, "--run.on_rank_failure", "replace"]).rounds()
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    folder = tmp_path / "run"
+    for file in folder.glob("checkpoints/*/worker-1.*"):
+        file.unlink()
+    settings = RunSettings(on_rank_failure="replace")
+    for number, kind, code in ((0, LostPartsError, 2), (1, RankFailureError, RANK_FAILURE)):
+        quorum = Quorum(number=number, members=(0,), process=0)
+        regrouping = SimpleNamespace(quorum=quorum, recovers=True)
+        process = _Process(Train(words=[], settings=[]), settings, Alerts(), regrouping)  # type: ignore[arg-type]
+        with pytest.raises(kind, match="worker-1 is missing") as error:
+            process._resume(folder, [], "regroup")
+        assert exit_code(error.value) == code
+        assert regrouping.recovers == (number == 0), "they do not meet for it again and again"
 
 
 @pytest.mark.nightly

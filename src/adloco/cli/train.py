@@ -13,7 +13,6 @@ from adloco.errors import RANK_FAILURE, require
 if TYPE_CHECKING:
     from adloco.cli.alerts import Alerts
     from adloco.cli.rank_processes import Machines
-    from adloco.run.records import Records
 
 RESTARTS = 3
 """Number of restarts after failures of ranks with no round trained in between."""
@@ -93,7 +92,6 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.run import out_of_memory
     from adloco.run.folder import new_folder
-    from adloco.run.records import Records
     from adloco.run.stored import begun_run, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
@@ -122,7 +120,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
         else:
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder), *told]
-        failures = _FailureCount(Records(folder))
+        failures = _FailureCount(folder)
         recovery = elastic_room.recovery(
             recipe.run, failures.one_more if arguments.restart else None
         )
@@ -150,8 +148,12 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
 class _FailureCount:
     """Counts failures of ranks, so that a run ends of which one fails in each round."""
 
-    def __init__(self, records: "Records") -> None:
-        self._records = records
+    def __init__(self, folder: Path) -> None:
+        """
+        Args:
+            folder: The run's folder, as this machine sees it.
+        """
+        self._folder = folder
         self._rounds = self._trained()
         self._in_a_row = 0
 
@@ -165,4 +167,10 @@ class _FailureCount:
         return self._in_a_row <= RESTARTS
 
     def _trained(self) -> int:
-        return int(self._records.newest().get("round", 0))
+        from adloco.run.checkpoint import newest_round
+        from adloco.run.folder import CHECKPOINTS
+        from adloco.run.records import Records
+
+        # Without a shared folder only the first machine has records; all have checkpoints.
+        recorded = int(Records(self._folder).newest().get("round", 0))
+        return max(recorded, newest_round(self._folder / CHECKPOINTS))

@@ -109,6 +109,15 @@ def list_all(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("round-*") if path.is_dir())
 
 
+def newest_round(folder: Path) -> int:
+    """The round of the newest checkpoint in a folder, complete or not; 0 if there is none."""
+    return max((_round_of(path) for path in list_all(folder)), default=0)
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.split("-")[1])
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder that have their last part, `run`, oldest first."""
     return [path for path in list_all(folder) if (path / f"{RUN}{CHECKSUMS}").exists()]
@@ -135,7 +144,7 @@ def best(folder: Path, records: Iterable[Record]) -> Path:
 def of_round(folder: Path, round: int) -> Path:
     """The newest checkpoint of a round in a folder; ValueError if none is kept."""
     newest(folder)
-    named = [(int(path.name.split("-")[1]), path) for path in list_checkpoints(folder)]
+    named = [(_round_of(path), path) for path in list_checkpoints(folder)]
     found = [path for number, path in named if number == round]
     kept = ", ".join(str(number) for number in sorted({number for number, _ in named}))
     require(
