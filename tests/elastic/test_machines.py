@@ -1,10 +1,15 @@
 """How the launchers of several machines meet; each is a thread here."""
 
+import socket
+import sys
 import threading
 
 import pytest
 
+from adloco.cli.rank_processes import Machines
+from adloco.config.settings import RunSettings
 from adloco.elastic import machines
+from adloco.elastic.connections import open_sockets
 from adloco.elastic.machines import Rendezvous, on_machines
 from adloco.errors import RankFailureError
 from tests.elastic.threads import at_once
@@ -54,3 +59,26 @@ def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
         on_machines(("192.0.2.1", 29400), 2, 1, 0.5)
     with pytest.raises(ValueError, match=r"no\.invalid:29400 cannot be used to meet"):
         on_machines(("no.invalid", 29400), 2, 1, 0.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such time limit")
+def test_a_launcher_gives_up_a_store_that_does_not_answer(address: tuple[str, int]) -> None:
+    """After silent_seconds, as its ranks do. TCP by itself asked again 42 s after a cut of 60 s."""
+    host, port = address
+    launcher, settings = Machines(host=host, port=port, number=2), RunSettings(silent_seconds=7)
+    before = {*open_sockets()}
+    places = at_once(*[lambda: launcher.meet(1, settings)] * 2)
+    limits, served = [], 0
+    for inode, number in open_sockets().items():
+        if inode in before:
+            continue
+        with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as found:
+            # Both ends are in this process: those of the store itself have its port.
+            if found.getsockname()[1] == port:
+                served += 1
+                assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+            else:
+                limits.append(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    assert served >= 2
+    assert limits == [7000, 7000], "a connection of each launcher"
+    del places

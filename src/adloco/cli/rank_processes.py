@@ -63,12 +63,22 @@ class Machines:
         )
         return Machines(host=host, port=int(port), number=number)
 
-    def rendezvous(self, count: int, seconds: float) -> "Rendezvous":
-        """Meet the launchers of the others; `on_machines` says how."""
+    def rendezvous(self, count: int, settings: RunSettings) -> "Rendezvous":
+        """Meet the launchers of the others; `on_machines` says how.
+
+        Args:
+            count: Ranks that this one starts.
+            settings: Of the run; they say how long to wait.
+        """
+        from adloco.elastic.connections import give_up_after
         from adloco.elastic.machines import on_machines
 
         say(open_console(), f"meets {self.number} machines at {self.host}:{self.port} ...")
-        return on_machines((self.host, self.port), self.number, count, seconds)
+        address, seconds = (self.host, self.port), settings.timeout_seconds
+        place = on_machines(address, self.number, count, seconds)
+        # So a machine that was cut off meets the others again as soon as its link is back.
+        give_up_after(settings.silent_seconds, self.port)
+        return place
 
     def environment(self) -> dict[str, str]:
         """The variables by which gloo and NCCL use the network that leads to the first machine,
@@ -115,7 +125,7 @@ def on_ranks(
         words,
         run.grace_seconds,
         recovery=recovery,
-        rendezvous=(lambda: machines.rendezvous(count, run.timeout_seconds)) if machines else None,
+        rendezvous=(lambda: machines.rendezvous(count, run)) if machines else None,
         environment=machines.environment() if machines else None,
     )
 
