@@ -9,7 +9,8 @@ own restart, or by the same line again. At its end it must have the numbers of a
 as `chaos_checks.py` says, and leave no process and no temporary file behind. A table says for each
 mode and kind of fault how many were survived, how many of those in place, without a restart of all
 processes, how many recorded rounds were trained again, how long it took until a round was complete
-that was begun after the fault, and how often that was later than the goal (`Outcome.goal`). It is
+that was begun after the fault, how long after a long cut all machines trained together, and how
+often one of them was later than the goal (`Outcome.late`). It is
 also written beside this file (--out), as Markdown, with a CSV line for each fault. Goodput is the
 part of the time that the rounds would have taken without faults; the rest is start-up.
 
@@ -37,7 +38,17 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from chaos_checks import SILENT_SECONDS, Fault, Outcome, RunFiles, names_below, problems, schedule
+from chaos_checks import (
+    LONG_CUT,
+    SILENT_SECONDS,
+    TIMEOUT_SECONDS,
+    Fault,
+    Outcome,
+    RunFiles,
+    names_below,
+    problems,
+    schedule,
+)
 from chaos_run import FAULTS, DisturbedRun
 from common import script_parser, table
 from links_network import (
@@ -63,16 +74,20 @@ SETTINGS = f"""
 --method.workers_per_trainer 2 --method.sync_every 10 --batch.eta 0.5 --batch.initial 4
 --batch.minimum 4 --batch.maximum 16 --learning_rate.shape constant --evaluation.windows 8
 --run.tokens 0 --run.trackers none --run.checkpoint_every 1 --run.keep_checkpoints 3
---run.silent_seconds {SILENT_SECONDS} --run.grace_seconds 10
+--run.silent_seconds {SILENT_SECONDS} --run.timeout_seconds {TIMEOUT_SECONDS}
+--run.grace_seconds 10
 """.split()
 """25,184 parameters, two trainers of two workers that merge after round 3, and rounds of about half
 a second. Muon and the blocks of 4 bits, which the recipe has, make a percent of a changed bit.
 """
 
 
-QUICK_ROUND_SECONDS = 0.2
-MEANWHILE = ("disk", "leave", "cut", "half-open")
+QUICK_ROUND_SECONDS, TRIED_ROUNDS = 0.2, 10
+"""A short time for a round; rounds by which a busy machine is known."""
+MEANWHILE = ("disk", "leave", "cut", "half-open", LONG_CUT)
 """Kinds of faults that pass, and during which a run can go on."""
+TOGETHER_SECONDS = 30.0
+"""Time for which a run must have rounds left after a long cut, until all machines train."""
 SHARED_MEMORY = Path("/dev/shm")
 FOLDERS_OF_TORCH = ("torchelastic_", "torchinductor_")
 """Names of temporary folders that torch leaves."""
@@ -87,6 +102,8 @@ class Mode:
     flags: str = ""
     launchers: Sequence[str] = ("",)
     """Words before `-m adloco`, by node; several nodes have a network of their own each."""
+    own_disks: bool = False
+    """True if each node has a disk of its own, at the same path."""
     undisturbed: str = "one"
     """The mode whose run without faults has the same numbers, to the last bit."""
 
@@ -118,6 +135,15 @@ MODES = {
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
         flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_rank_failure replace",
         launchers=("", ""),
+    ),
+    # Machines without a shared folder, as docs/clusters.md has them: each keeps copies of what the
+    # other has on its disk.
+    "disks": Mode(
+        kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open", LONG_CUT),
+        flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_rank_failure replace "
+        "--run.copy_every 1",
+        launchers=("", ""),
+        own_disks=True,
     ),
     "torchrun": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open"),
@@ -207,11 +233,18 @@ class Campaign:
         last = max((fault.round for of_mode in faults.values() for fault in of_mode), default=0)
         self._rounds = last + 4
         self._settings = [*SETTINGS, "--run.seed", str(seed)]
+        self._quick = QUICK_ROUND_SECONDS
+        if any(fault.kind == LONG_CUT for of_mode in faults.values() for fault in of_mode):
+            # Hundreds of rounds fit in a long cut, and on a busy machine far fewer.
+            _, wrong, files = self._train("one", [], TRIED_ROUNDS)
+            if files is None:
+                sys.exit(f"chaos.py: the run without faults failed: {'; '.join(wrong)}")
+            self._quick = max(self._quick, usual_seconds(files) / 2)
 
     def disturb(self, name: str) -> None:
         """Train in a mode with its faults, and check the result."""
         mode, faults = MODES[name], self._faults[name]
-        rounds = self._rounds + rounds_meanwhile(faults)
+        rounds = self._rounds + math.ceil(seconds_meanwhile(faults) / self._quick)
         whole = mode.undisturbed, rounds
         if whole not in self._undisturbed:
             print(f"{mode.undisturbed:<9} without faults ...", flush=True)
@@ -223,9 +256,8 @@ class Campaign:
         self._outcomes[name], self._goodput[name], self.wrong[name] = run.outcomes, 0.0, wrong
         if files is not None:
             wrong += problems(files, self._undisturbed[whole])
-            moments = [0.0, *(record["seconds"] for record in files.records)]
-            usual = median(after - before for before, after in pairwise(moments))
-            self._goodput[name] = len(files.records) * usual / run.seconds if run.seconds else 0.0
+            trained = len(files.records) * usual_seconds(files)
+            self._goodput[name] = trained / run.seconds if run.seconds else 0.0
         wrong += [
             f"{outcome.repeated} rounds were trained again after {outcome.fault}"
             for outcome in run.outcomes
@@ -238,20 +270,23 @@ class Campaign:
         )
         if wrong:
             kept = tempfile.mkdtemp(prefix=f"adloco-chaos-{name}-")
-            shutil.copytree(WORK / name, kept, dirs_exist_ok=True)
+            for disk in disks_of(name):
+                shutil.copytree(disk, Path(kept) / disk.name)
             shutil.copy(WORK / f"{name}.log", kept)
             print(f"{name:<9} its files are in {kept}", flush=True)
 
     def _train(
         self, name: str, faults: Sequence[Fault], rounds: int
     ) -> tuple[DisturbedRun, list[str], RunFiles | None]:
-        """Train a run on a small disk; return it, what went wrong, and what it has left."""
+        """Train a run on small disks; return it, what went wrong, and what it has left."""
         mode, disk, temporary = MODES[name], WORK / name, WORK / f"{name}-temporary"
         environment = {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-        disk.mkdir(exist_ok=True)
         temporary.mkdir(exist_ok=True)
-        shared = names_below(SHARED_MEMORY)
-        call(f"mount -t tmpfs -o size={DISK} chaos {disk}")
+        shared, disks = names_below(SHARED_MEMORY), disks_of(name)
+        for each in {disk, *disks}:
+            each.mkdir(exist_ok=True)
+        for each in disks:
+            call(f"mount -t tmpfs -o size={DISK} chaos {each}")
         words = ["-m", "adloco", "train", "adloco", "--restart", "--run.folder", f"{disk}/run"]
         words += [*self._settings, "--run.rounds", str(rounds), *mode.flags.split()]
         lines = [[sys.executable, *launcher.split(), *words] for launcher in mode.launchers]
@@ -263,6 +298,10 @@ class Campaign:
                     ["ip", "netns", "exec", namespace(node), *line]
                     for node, line in enumerate(lines)
                 ]
+                if mode.own_disks:
+                    lines = [
+                        on_disk(own, disk, line) for own, line in zip(disks, lines, strict=True)
+                    ]
                 environment |= {
                     "GLOO_SOCKET_IFNAME": DEVICE,
                     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -270,7 +309,7 @@ class Campaign:
             run = DisturbedRun(
                 lines,
                 environment,
-                disk / "run",
+                [each / "run" for each in disks] * (1 if mode.own_disks else len(lines)),
                 WORK / f"{name}.log",
                 faults,
                 lambda outcome: show(name, outcome),
@@ -283,7 +322,7 @@ class Campaign:
             if not name.startswith(FOLDERS_OF_TORCH)
         ]
         try:
-            return run, wrong, RunFiles.read(disk / "run", WORK / "cache")
+            return run, wrong, RunFiles.read([each / "run" for each in disks], WORK / "cache")
         except (OSError, ValueError) as error:
             return run, [*wrong, str(error)], None
 
@@ -295,14 +334,16 @@ class Campaign:
         with out.with_suffix(".csv").open("w", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
             heads = ["mode", "fault", "after_round", "repeated_rounds", "recovery_seconds"]
-            lines.writerow([*heads, "in_place", "goal_seconds"])
+            lines.writerow([*heads, "in_place", "goal_seconds", "together_seconds"])
             for mode, outcomes in self._outcomes.items():
                 for outcome in outcomes:
                     known = outcome.recovery is not None
                     seconds = f"{outcome.recovery:.1f}" if known else ""
                     kind = outcome.fault.kind
                     cells = [mode, kind, outcome.recorded, outcome.repeated, seconds]
-                    lines.writerow([*cells, int(outcome.in_place), f"{outcome.goal:.1f}"])
+                    cells += [int(outcome.in_place), f"{outcome.goal:.1f}"]
+                    apart = outcome.together is None
+                    lines.writerow([*cells, "" if apart else f"{outcome.together:.1f}"])
 
     def _table_of_faults(self) -> str:
         rows = []
@@ -314,11 +355,14 @@ class Campaign:
                 seconds = [f"{each(times):.1f}" if times else "-" for each in (median, max)]
                 most = max((one.repeated for one in found), default=0)
                 if planned:
+                    together = max((one.together for one in found if one.together), default=None)
                     cells = [mode, kind, f"{len(times)} of {planned}"]
                     cells += [str(sum(one.in_place for one in found)), str(most), *seconds]
+                    cells += ["-" if together is None else f"{together:.1f}"]
                     rows.append([*cells, str(sum(one.late for one in found))])
         heads = ["mode", "fault", "survived", "in place", "rounds repeated"]
-        heads += ["seconds to go on, median", "worst", "later than the goal"]
+        heads += ["seconds to go on, median", "worst"]
+        heads += ["worst from the end of a cut to all machines", "later than the goal"]
         return table(heads, rows)
 
     def _table_of_modes(self) -> str:
@@ -328,10 +372,35 @@ class Campaign:
         return table(["mode", "result", "goodput"], rows)
 
 
-def rounds_meanwhile(faults: Sequence[Fault]) -> int:
-    """Rounds that are trained at most while faults last during which a run goes on."""
+def disks_of(mode: str) -> list[Path]:
+    """Where the disks of a mode are mounted: one, or one for each node."""
+    nodes = range(len(MODES[mode].launchers))
+    return [WORK / f"{mode}-{node}" for node in nodes] if MODES[mode].own_disks else [WORK / mode]
+
+
+def on_disk(own: Path, disk: Path, line: Sequence[str]) -> list[str]:
+    """A line whose processes find a disk of their own at a path, in a mount namespace."""
+    return [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount --bind {own} {disk} && exec "$@"',
+        "sh",
+        *line,
+    ]
+
+
+def seconds_meanwhile(faults: Sequence[Fault]) -> float:
+    """How long a run goes on while faults last, and until all machines train after long cuts."""
     seconds = sum(fault.seconds for fault in faults if fault.kind in MEANWHILE)
-    return math.ceil(seconds / QUICK_ROUND_SECONDS)
+    return seconds + sum(TOGETHER_SECONDS for fault in faults if fault.kind == LONG_CUT)
+
+
+def usual_seconds(files: RunFiles) -> float:
+    """The median time of a round."""
+    moments = [0.0, *(record["seconds"] for record in files.records)]
+    return median(after - before for before, after in pairwise(moments))
 
 
 def told(wrong: Sequence[str]) -> str:
@@ -339,10 +408,13 @@ def told(wrong: Sequence[str]) -> str:
 
 
 def show(mode: str, outcome: Outcome) -> None:
+    seconds = outcome.together
+    together = "" if seconds is None else f", with all machines {seconds:.1f} s after its end"
     print(
         f"{mode:<9} {outcome.fault.kind:<9} after round {outcome.recorded:>3}: went on after "
         f"{outcome.recovery:5.1f} s"
         f"{' in place' * outcome.in_place}"
+        f"{together}"
         f"{f', later than the goal of {outcome.goal:.1f} s' * outcome.late}",
         flush=True,
     )

@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ import torch
 from safetensors.torch import load_file
 
 from adloco.run.checkpoint import DAMAGED, newest
+from adloco.run.folder import SUMMARY
 
 START_SECONDS, ROUND_SECONDS = 8.0, 0.6
 """About what passes before the first round, and what a round takes."""
-SILENT_SECONDS = 5
-"""`run.silent_seconds` of the runs."""
-SILENT = ("stop", "cut", "half-open")
+SILENT_SECONDS, TIMEOUT_SECONDS = 5, 90
+"""`run.silent_seconds` and `run.timeout_seconds` of the runs. A rank that is stopped before it has
+met the others is missed after the second.
+"""
+LONG_CUT, LONG_CUT_SECONDS = "long-cut", 60.0
+"""The fault that lasts so long, longer than TCP tries again every few seconds."""
+SILENT = ("stop", "cut", "half-open", LONG_CUT)
 """Faults that others notice by nothing but silence."""
+RESTART_SECONDS = 60.0
+"""Within which a run should go on by a restart, and a machine that was cut off train again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,10 @@ class Outcome:
     """Seconds until a round was complete that was begun after the fault; None: it never was."""
     in_place: bool = False
     """True if a process that trained before the fault trained that round too."""
+    together: float | None = None
+    """Seconds from the end of a fault that passes until all machines had trained a round together;
+    None: they never had, or it is not known.
+    """
 
     def see(self, round: int, trained_by: frozenset[int], moment: float) -> bool:
         """Take note of a round; True if it is the first that was begun after the fault.
@@ -77,19 +88,30 @@ class Outcome:
     def goal(self) -> float:
         """Seconds within which the run should have gone on: after a round and 5 s in place, after
         60 s by a restart. A fault that passes may last first, and silence is noticed within twice
-        `SILENT_SECONDS`.
+        `SILENT_SECONDS`, or `TIMEOUT_SECONDS` before the first round.
         """
         noticed = self.fault.seconds if self.passes else 0.0
+        if self.recorded == 0 and self.fault.kind in SILENT:
+            noticed = max(noticed, TIMEOUT_SECONDS)
         if not self.in_place:
-            return noticed + 60
+            return noticed + RESTART_SECONDS
         if self.fault.kind in SILENT:
             noticed = min(noticed or math.inf, 2.0 * SILENT_SECONDS)
         return noticed + ROUND_SECONDS + 5
 
     @property
     def late(self) -> bool:
-        """True if it went on later than `goal` says."""
-        return self.recovery is not None and self.recovery > self.goal
+        """True if it went on later than `goal` says, or a machine that was cut off for long was
+        back later than a restart may take.
+        """
+        apart = self.fault.kind == LONG_CUT and (self.together or 0.0) > RESTART_SECONDS
+        return self.recovery is not None and (self.recovery > self.goal or apart)
+
+    @property
+    def over(self) -> bool:
+        """True if the run has gone on, and after a long cut with all machines."""
+        together = self.fault.kind != LONG_CUT or self.together is not None
+        return self.recovery is not None and together
 
     @property
     def too_many_repeated(self) -> bool:
@@ -118,15 +140,16 @@ def schedule(kinds: Mapping[str, Sequence[str]], count: int, seed: int) -> dict[
         before = chosen[mode][-1].round + 1 if chosen[mode] else -1
         # Two checkpoints must be there before the newest is damaged.
         round = max(before + draw.randint(1, 3), 2 if kind == "damage" else 0)
-        chosen[mode].append(
-            Fault(
-                kind=kind,
-                round=round,
-                delay=draw.random() * (ROUND_SECONDS if round else START_SECONDS),
-                victim=draw.randrange(100),
-                seconds=draw.uniform(1, 12),
-            )
+        fault = Fault(
+            kind=kind,
+            round=round,
+            delay=draw.random() * (ROUND_SECONDS if round else START_SECONDS),
+            victim=draw.randrange(100),
+            seconds=draw.uniform(1, 12),
         )
+        if kind == LONG_CUT:
+            fault = replace(fault, seconds=LONG_CUT_SECONDS)
+        chosen[mode].append(fault)
     return chosen
 
 
@@ -141,12 +164,21 @@ class RunFiles:
     files: frozenset[str]
 
     @staticmethod
-    def read(folder: Path, cache: Path) -> "RunFiles":
-        """Read a run's folder, and the names in its token cache."""
+    def read(folders: Sequence[Path], cache: Path) -> "RunFiles":
+        """Read a run's folder, and the names in its token cache.
+
+        Args:
+            folders: The run's folder on each machine's disk, one if they share it. The machine that
+                has completed the run has its end. Its records begin where it took over rank 0, so
+                earlier rounds are on other machines.
+            cache: The token cache.
+        """
+        folder = max(folders, key=lambda each: _changed(each / SUMMARY))
+        others = [each for each in folders if each != folder]
         parts = sorted(newest(folder / "checkpoints").glob("*-*.safetensors"))
         return RunFiles(
-            records=_lines(folder / "metrics.jsonl"),
-            steps=_lines(folder / "steps.jsonl"),
+            records=_with_earlier("metrics.jsonl", folder, others),
+            steps=_with_earlier("steps.jsonl", folder, others),
             tensors={
                 # A copy: the file is memory-mapped, and a busy disk stays mounted.
                 f"{part.stem}.{name}": tensor.clone()
@@ -167,8 +199,22 @@ def names_below(folder: Path) -> frozenset[str]:
     )
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+def _changed(file: Path) -> float:
+    """When a file was written; 0 if it is not there."""
+    return file.stat().st_mtime if file.exists() else 0.0
+
+
+def _with_earlier(name: str, folder: Path, others: Sequence[Path]) -> list[dict[str, Any]]:
+    """The lines of a file in a folder, after those of earlier rounds that only others have."""
+    found = lines_of(folder / name)
+    for other in others:
+        first = min((line["round"] for line in found), default=math.inf)
+        found = [line for line in lines_of(other / name) if line["round"] < first] + found
+    return found
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def problems(run: RunFiles, undisturbed: RunFiles) -> list[str]:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos_checks import Fault, Outcome
+from chaos_checks import LONG_CUT, Fault, Outcome, lines_of
 from links_network import DEVICE, address, call, namespace
 
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.folder import SUMMARY
 
-TICK_SECONDS, STALL_SECONDS, ORPHAN_SECONDS, AGAIN_SECONDS = 0.02, 150.0, 5.0, 1.0
+TICK_SECONDS, STALL_SECONDS, ORPHAN_SECONDS, AGAIN_SECONDS = 0.02, 240.0, 5.0, 1.0
 END_SECONDS = 330.0
 """torchrun's agents wait five minutes at the end of a run for one that failed."""
 NODE = "CHAOS_NODE"
@@ -68,7 +68,7 @@ class DisturbedRun:
     Args:
         lines: The command line of each node.
         environment: Variables of its processes.
-        folder: The run's folder, alone on a small disk.
+        folders: The run's folder as each node sees it, alone on a small disk.
         log: The file for the output of all nodes.
         faults: The faults, in their order.
         show: Called with each fault from which the run has recovered.
@@ -78,7 +78,7 @@ class DisturbedRun:
         self,
         lines: Sequence[Sequence[str]],
         environment: Mapping[str, str],
-        folder: Path,
+        folders: Sequence[Path],
         log: Path,
         faults: Sequence[Fault],
         show: Callable[[Outcome], None],
@@ -88,9 +88,10 @@ class DisturbedRun:
         """How often a line was started, by a user or a scheduler."""
         self.seconds = 0.0
         """From the first start to the end."""
-        self._lines, self._environment, self._folder, self._log = lines, environment, folder, log
+        self._lines, self._environment, self._folders, self._log = lines, environment, folders, log
         self._faults, self._show = list(faults), show
-        self._filler = folder.parent / "filler"
+        self._filler: Path | None = None
+        """The file that fills a disk."""
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._away: set[int] = set()
         self._ended: dict[int, float] = {}
@@ -102,6 +103,8 @@ class DisturbedRun:
         """The newest round that is recorded; a restart sets it back."""
         self._unsaved: list[Path] | None = None
         """The newest checkpoint, if any, when the disk had room again; None: a newer one came."""
+        self._struck = self._healed = 0.0
+        """When the last fault came, in seconds since 1970, and when it was over if it passes."""
 
     def train(self) -> list[str]:
         """Train until the budget is spent and return what went wrong, a sentence each."""
@@ -111,12 +114,14 @@ class DisturbedRun:
         try:
             while self._passing or not self._over():
                 self._look()
-                limit = END_SECONDS if (self._folder / SUMMARY).exists() else STALL_SECONDS
+                ends = any((folder / SUMMARY).exists() for folder in self._folders)
+                limit = END_SECONDS if ends else STALL_SECONDS
                 if time.monotonic() - self._moved > limit:
                     return [f"nothing happened within {limit:g} s of the last round"]
                 if self._passing and time.monotonic() >= self._passing[0]:
                     self._passing[1]()
-                    self._passing = None
+                    self._passing, self._healed = None, time.monotonic()
+                    self._note(f"{self.outcomes[-1].fault.kind} is over")
                 if self._faults and self._is_due(self._faults[0]) and self._strike(self._faults[0]):
                     del self._faults[0]
                 self._start_again()
@@ -131,6 +136,11 @@ class DisturbedRun:
             orphans = self._orphans()
             return [
                 *(f"the run ended before its fault {fault}" for fault in self._faults),
+                *(
+                    f"the machines did not train together again after {outcome.fault}"
+                    for outcome in self.outcomes
+                    if outcome.recovery is not None and not outcome.over
+                ),
                 *orphans,
             ]
         finally:
@@ -158,7 +168,7 @@ class DisturbedRun:
         if any(launcher.poll() == 0 for launcher in self._nodes.values()):
             return
         for node, launcher in self._nodes.items():
-            if launcher.poll() and node not in self._away and not self._filler.exists():
+            if launcher.poll() and node not in self._away and not self._filler:
                 ended = self._ended.setdefault(launcher.pid, time.monotonic())
                 if time.monotonic() - ended > AGAIN_SECONDS:
                     self._start(node)
@@ -178,31 +188,46 @@ class DisturbedRun:
 
     def _look(self) -> None:
         """See whether a round was recorded since the last look."""
-        try:
-            with (self._folder / "metrics.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-                line: dict[str, Any] = json.loads(file.read().split(b"\n")[-2])
-        except (OSError, IndexError, ValueError):
-            return
-        round, key = line["round"], (line["round"], line["seconds"])
-        if key in self._seen:  # It is the newest again, because a restart has cut later ones.
-            return
-        self._seen.add(key)
+        # The records are on the disk of the machine that has rank 0, which can change.
+        for folder in dict.fromkeys(self._folders):
+            line = _last_line(folder / "metrics.jsonl")
+            # A line that was there before is the newest again, if a restart has cut later ones.
+            if line and (line["round"], line["seconds"]) not in self._seen:
+                self._seen.add((line["round"], line["seconds"]))
+                self._see(line["round"], folder)
+
+    def _see(self, round: int, folder: Path) -> None:
+        """Take note of a round that was recorded in a folder."""
         self._moved = time.monotonic()
         if self.outcomes:
             outcome = self.outcomes[-1]
             outcome.repeated += max(0, self._newest + 1 - round)
-            outcome.on_full_disk += self._filler.exists()
-            if outcome.see(round, self._trained_by(), self._moved):
+            outcome.on_full_disk += self._filler is not None
+            seen = outcome.see(round, self._trained_by(), self._moved)
+            together = self._see_together(outcome, folder)
+            if (seen or together) and outcome.over:
                 self._show(outcome)
         self._reached.setdefault(round, self._moved)
         self._newest = round
+
+    def _see_together(self, outcome: Outcome, folder: Path) -> bool:
+        """True if the round that was just recorded is the first that all machines have trained
+        together after a long cut.
+        """
+        if outcome.fault.kind != LONG_CUT or outcome.together is not None or self._passing:
+            return False
+        starts = [line for line in lines_of(folder / "starts.jsonl") if line["time"] > self._struck]
+        # Those that remain regroup; the machine that was away joins them, or all resume.
+        if starts and starts[-1]["kind"] == "regroup":
+            return False
+        outcome.together = self._moved - self._healed
+        return True
 
     def _is_due(self, fault: Fault) -> bool:
         """True if the last fault is over and the moment of this one has come. A disk that was full
         is over when a checkpoint is written.
         """
-        over = not self.outcomes or self.outcomes[-1].recovery is not None
+        over = not self.outcomes or self.outcomes[-1].over
         if self._unsaved is not None and self._unsaved != self._newest_checkpoint():
             self._unsaved = None
         passed = self._passing is None and self._unsaved is None
@@ -211,7 +236,8 @@ class DisturbedRun:
 
     def _newest_checkpoint(self) -> list[Path]:
         """It alone, or nothing if there is none."""
-        return list_checkpoints(self._folder / "checkpoints")[-1:]
+        found = [one for each in self._folders for one in list_checkpoints(each / "checkpoints")]
+        return [max(found, key=lambda checkpoint: checkpoint.name)] if found else []
 
     def _ranks(self) -> list[Process]:
         """The processes that train, by rank; in a run without ranks the one that was started."""
@@ -229,7 +255,7 @@ class DisturbedRun:
         if not ranks or self._nodes[node].poll() is not None:
             return False
         self._note(f"{fault.kind} after round {self._newest}")
-        self._moved = time.monotonic()
+        self._moved, self._struck = time.monotonic(), time.time()
         outcome = Outcome(
             fault=fault, struck=self._moved, recorded=self._newest, trained_by=self._trained_by()
         )
@@ -265,14 +291,15 @@ class DisturbedRun:
         self._nodes[node].kill()
 
     def fill_disk(self, rank: Process, node: int) -> Callable[[], object]:
-        """The disk of the run is full for a while."""
-        with suppress(OSError), self._filler.open("wb", buffering=0) as filler:
+        """The disk of the run, or of a node, is full for a while."""
+        file = self._filler = self._folders[node].parent / "filler"
+        with suppress(OSError), file.open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
 
         def make_room() -> None:
-            self._filler.unlink()
-            self._unsaved = self._newest_checkpoint()
+            file.unlink()
+            self._filler, self._unsaved = None, self._newest_checkpoint()
 
         return make_room
 
@@ -307,6 +334,17 @@ class DisturbedRun:
         return lambda: call(f"{neighbour} del {other}")
 
 
+def _last_line(file: Path) -> dict[str, Any]:
+    """The last complete line of a file that a run appends to; empty if there is none."""
+    try:
+        with file.open("rb") as content:
+            content.seek(max(0, content.seek(0, os.SEEK_END) - (1 << 16)))
+            line: dict[str, Any] = json.loads(content.read().split(b"\n")[-2])
+    except (OSError, IndexError, ValueError):
+        return {}
+    return line
+
+
 def kill(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
@@ -322,4 +360,5 @@ FAULTS: dict[str, Callable[[DisturbedRun, Process, int], Callable[[], object] | 
     "leave": DisturbedRun.leave,
     "cut": DisturbedRun.cut_link,
     "half-open": DisturbedRun.half_open_link,
+    LONG_CUT: DisturbedRun.cut_link,
 }

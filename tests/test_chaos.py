@@ -19,6 +19,7 @@ from benchmarks.chaos_checks import Fault, Outcome, RunFiles, problems, schedule
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "chaos.py"
 KINDS = {"one": ["kill", "damage"], "ranks": ["kill", "stop", "term"]}
+KINDS_CUT = ("cut", "long-cut")
 
 
 def test_a_seed_decides_the_schedule() -> None:
@@ -31,6 +32,15 @@ def test_a_seed_decides_the_schedule() -> None:
         rounds = [fault.round for fault in faults[mode]]
         assert rounds == sorted({*rounds})
     assert min(fault.round for fault in faults["one"] if fault.kind == "damage") >= 2
+
+
+def test_a_long_cut_lasts_a_minute() -> None:
+    faults = schedule({"disks": ["cut", "long-cut"]}, 8, seed=1)["disks"]
+    lasting = {
+        kind: [fault.seconds for fault in faults if fault.kind == kind] for kind in KINDS_CUT
+    }
+    assert lasting["long-cut"] == [60] * 4
+    assert max(lasting["cut"]) < 12
 
 
 def outcome(kind: str, *, passes: bool = False) -> Outcome:
@@ -73,6 +83,22 @@ def test_goals_are_in_place_and_by_a_restart() -> None:
     waited = outcome("cut", passes=True)
     assert waited.see(6, frozenset({1, 2}), 12.0)
     assert waited.goal == 6.6, "it passes after a second"
+    early = outcome("stop")
+    early.recorded = 0
+    assert early.goal == 90 + 60, "it has not met the others, who wait run.timeout_seconds for it"
+
+
+def test_a_long_cut_is_over_once_all_machines_train() -> None:
+    """Within a minute of its end, as by a restart."""
+    long = outcome("long-cut", passes=True)
+    assert long.see(6, frozenset({1}), 12.0), "in place, by the machine that is left"
+    assert not long.over
+    for together, late in ((60.0, False), (60.1, True)):
+        long.together = together
+        assert (long.over, long.late) == (True, late)
+    short = outcome("cut", passes=True)
+    assert short.see(6, frozenset({1}), 12.0)
+    assert short.over, "the next fault may come while a machine is away"
 
 
 def test_more_than_a_round_is_repeated() -> None:
@@ -127,7 +153,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path) -> RunFiles:
-    return RunFiles.read(folder, folder.parent / "cache")
+    return RunFiles.read([folder], folder.parent / "cache")
 
 
 def test_a_run_is_as_it_was_without_faults(folder: Path) -> None:
@@ -136,6 +162,24 @@ def test_a_run_is_as_it_was_without_faults(folder: Path) -> None:
     # Which checkpoints are kept depends on the faults.
     (folder / "checkpoints" / "damaged-round-000001-step-00000001").mkdir()
     assert problems(read(folder), undisturbed) == []
+
+
+def test_machines_with_a_disk_each_have_one_history(folder: Path, tmp_path: Path) -> None:
+    """Rank 0 went to the other machine after round 1, and round 2 was recorded on both."""
+    undisturbed, other = read(folder), tmp_path / "other" / "run"
+    shutil.copytree(folder, other)
+    (other / "summary.json").touch()
+    for name, lines in (("metrics", undisturbed.records), ("steps", undisturbed.steps)):
+        for run, kept in ((folder, (1, 2)), (other, (2, 3))):
+            text = "".join(json.dumps(line) + "\n" for line in lines if line["round"] in kept)
+            (run / f"{name}.jsonl").write_text(text)
+    # What only the machine without the end has is not looked at.
+    shutil.rmtree(folder / "checkpoints")
+    found = RunFiles.read([folder, other], tmp_path / "cache")
+    assert problems(found, undisturbed) == ["summary.json is left over"]
+    (folder / "metrics.jsonl").unlink()
+    found = RunFiles.read([folder, other], tmp_path / "cache")
+    assert "round 1 is recorded 0 times" in problems(found, undisturbed)
 
 
 def test_a_round_is_missing_or_repeated(folder: Path) -> None:
