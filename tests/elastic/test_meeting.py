@@ -26,7 +26,14 @@ from adloco.elastic.meeting import (
     next_quorum,
     shape_of,
 )
-from adloco.elastic.store import beat_as_launcher, end_all, later_quorums, report_start
+from adloco.elastic.store import (
+    Decision,
+    beat_as_launcher,
+    decide,
+    end_all,
+    later_quorums,
+    report_start,
+)
 from adloco.elastic.watch import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
 from adloco.errors import RankFailureError
 from tests.elastic.threads import at_once
@@ -281,3 +288,19 @@ def test_a_rank_that_waits_to_join_ends_with_its_own_launcher(
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     with pytest.raises(RankFailureError, match="the process that started the ranks is gone"):
         join(5)
+
+
+def test_a_machine_that_is_gone_after_it_came_back_is_not_waited_for(store: Any) -> None:
+    """Processes 4 and 5 joined and failed, 6 asked and is gone, and nobody says so; 7 waits."""
+    decide(store, 1, Decision(members=[0, 4, 5], failed=[1], shape=[1, 1]))
+    decide(store, 2, Decision(members=[0], failed=[4, 5], shape=[1, 1]))
+    for turn, process in enumerate((4, 5, 6), start=1):
+        store.add("asked", 1)
+        store.set(f"asks-{turn}", str(process))
+    assert not can_grow(members(0, 2, (0,)), (1, 2), 4), "only process 6 asks, and it is one of two"
+    joined, found = at_once(
+        lambda: join(7), lambda: next_quorum(members(0, 2, (0,)), ALONE, 4, 60.0)
+    )
+    assert joined.members == found.members == (0, 7)
+    with pytest.raises(RankFailureError, match="have taken this one for failed"):
+        join(6)

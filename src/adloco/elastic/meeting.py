@@ -18,7 +18,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from adloco.distributed.launch.launcher import LATE_SECONDS
-from adloco.distributed.launch.rank_store import Quorum, StoreGoneError, connect
+from adloco.distributed.launch.rank_store import (
+    Quorum,
+    StoreGoneError,
+    connect,
+    report_death,
+)
 from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.elastic.store import (
     OVER,
@@ -39,6 +44,10 @@ EXPELLED_SECONDS = LATE_SECONDS
 """Seconds until a launcher has ended a process that is taken for failed; so the members of the next
 group come after each other by as much.
 """
+TAKEN_FOR_FAILED = (
+    "the other ranks have taken this one for failed, because it gave no sign of life, and have "
+    "continued without it"
+)
 LAUNCHER_SECONDS = 1.0
 """A launcher is gone if it gives no sign of life for so long; one that lives gives many."""
 
@@ -111,7 +120,7 @@ def next_quorum(
         decision = read_decision(store, number)
     else:
         failed = [member for member in quorum.members if member not in present]
-        asking = _asking(store, quorum.number, failed)
+        asking = _living(store, _asking(store, quorum.number, failed))
         chosen = _choose(quorum.members, present, asking, math.prod(shape), most_islands)
         if not chosen:
             raise RankFailureError(
@@ -121,10 +130,7 @@ def next_quorum(
         mine = Decision(members=chosen, failed=failed, shape=[*shape])
         decision = decide(store, number, mine)
     if process in decision.failed:
-        raise RankFailureError(
-            "the other ranks have taken this one for failed, because it gave no sign of life, and "
-            "have continued without it"
-        )
+        raise RankFailureError(TAKEN_FOR_FAILED)
     seen = Seen.CHOSEN if process in decision.members else Seen.LEFT_OUT
     if TABLE[State.WAITING, seen].action is Action.JOIN:
         return join(process)
@@ -137,7 +143,8 @@ def join(process: int) -> Quorum | None:
     """Ask to join, and wait for the quorum that this process is in; None if the run ends before.
 
     Raises:
-        RankFailureError: The launcher of this process has ended, or that which keeps the store.
+        RankFailureError: The launcher of this process has ended, or that which keeps the store, or
+            the others have taken this process for failed.
     """
     store, launcher = connect(), os.getppid()
     number = newest_number(store, 0)
@@ -149,6 +156,9 @@ def join(process: int) -> Quorum | None:
                 return None
             if os.getppid() != launcher:
                 raise RankFailureError("the process that started the ranks is gone")
+            if store.check([f"dead-{process}"]):
+                raise RankFailureError(TAKEN_FOR_FAILED)
+            store.add(_waits(process), 1)
             time.sleep(LOOK_SECONDS)
         members = tuple(read_decision(store, number).members)
         if process in members:
@@ -238,11 +248,37 @@ def _asking(store: Any, number: int, failed: Collection[int]) -> list[int]:
     """
     asked = [int(store.get(f"asks-{turn + 1}")) for turn in range(store.add("asked", 0))]
     members = read_decision(store, number).members if number else []
-    return [
+    found = [
         process
         for process in dict.fromkeys(asked)
         if process not in {*members, *failed} and not store.check([f"dead-{process}"])
     ]
+    if not found:
+        return []
+    # One that has joined and failed since then may have nobody left who says so.
+    earlier = (read_decision(store, each).failed for each in range(1, number + 1))
+    gone = {process for decision in earlier for process in decision}
+    return [process for process in found if process not in gone]
+
+
+def _living(store: Any, asking: Sequence[int]) -> list[int]:
+    """Those of these processes that wait to join and give a sign of life; others are reported dead.
+
+    A machine that was cut off while its processes waited has nobody left who could do that.
+    """
+    counts = {process: store.add(_waits(process), 0) for process in asking}
+    deadline = time.monotonic() + SILENT_SECONDS
+    while counts and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        counts = {each: seen for each, seen in counts.items() if store.add(_waits(each), 0) == seen}
+    for process in counts:
+        report_death(store, process, "gave no sign of life while it waited to join")
+    return [process for process in asking if process not in counts]
+
+
+def _waits(process: int) -> str:
+    """The key of the signs of life of a process that waits to join."""
+    return f"waits-{process}"
 
 
 def _wait_until_ended(store: Any, failed: Iterable[int], launchers: Silence) -> None:
