@@ -302,5 +302,27 @@ def test_a_machine_that_is_gone_after_it_came_back_is_not_waited_for(store: Any)
         lambda: join(7), lambda: next_quorum(members(0, 2, (0,)), ALONE, 4, 60.0)
     )
     assert joined.members == found.members == (0, 7)
+    assert not store.check(["dead-7"])
     with pytest.raises(RankFailureError, match="have taken this one for failed"):
         join(6)
+
+
+def test_one_that_has_joined_is_not_missed_by_a_member_that_is_late(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quorum is decided while this member looks for signs of life of process 4."""
+    store.set("asks-1", str(4))
+    store.add("asked", 1)
+    comes(1, 2)
+    decision = Decision(members=[0, 1, 2, 4], failed=[3], shape=[1, 1])
+    report_death(store, 3, "was ended by signal 9")
+    choose = meeting._choose
+
+    def decided_by_another(*arguments: Any) -> Any:
+        decide(store, 1, decision)
+        return choose(*arguments)
+
+    monkeypatch.setattr(meeting, "_choose", decided_by_another)
+    (found,) = at_once(after(0))
+    assert found.members == (0, 1, 2, 4)
+    assert not store.check(["dead-4"])

@@ -120,7 +120,9 @@ def next_quorum(
         decision = read_decision(store, number)
     else:
         failed = [member for member in quorum.members if member not in present]
-        asking = _living(store, _asking(store, quorum.number, failed))
+        asking = _asking(store, quorum.number, failed)
+        gone = _silent_askers(store, number, asking)
+        asking = [each for each in asking if each not in gone]
         chosen = _choose(quorum.members, present, asking, math.prod(shape), most_islands)
         if not chosen:
             raise RankFailureError(
@@ -129,6 +131,8 @@ def next_quorum(
             )
         mine = Decision(members=chosen, failed=failed, shape=[*shape])
         decision = decide(store, number, mine)
+        for each in gone - {*decision.members}:
+            report_death(store, each, "gave no sign of life while it waited to join")
     if process in decision.failed:
         raise RankFailureError(TAKEN_FOR_FAILED)
     seen = Seen.CHOSEN if process in decision.members else Seen.LEFT_OUT
@@ -261,19 +265,18 @@ def _asking(store: Any, number: int, failed: Collection[int]) -> list[int]:
     return [process for process in found if process not in gone]
 
 
-def _living(store: Any, asking: Sequence[int]) -> list[int]:
-    """Those of these processes that wait to join and give a sign of life; others are reported dead.
+def _silent_askers(store: Any, number: int, asking: Sequence[int]) -> set[int]:
+    """Those of these processes that wait to join and give no sign of life until the quorum of this
+    number is decided; its members wait no longer, so they may be silent then.
 
-    A machine that was cut off while its processes waited has nobody left who could do that.
+    A machine that was cut off while its processes waited has nobody left who could say so.
     """
     counts = {process: store.add(_waits(process), 0) for process in asking}
     deadline = time.monotonic() + SILENT_SECONDS
-    while counts and time.monotonic() < deadline:
+    while counts and time.monotonic() < deadline and not is_decided(store, number):
         time.sleep(LOOK_SECONDS)
         counts = {each: seen for each, seen in counts.items() if store.add(_waits(each), 0) == seen}
-    for process in counts:
-        report_death(store, process, "gave no sign of life while it waited to join")
-    return [process for process in asking if process not in counts]
+    return set() if is_decided(store, number) else {*counts}
 
 
 def _waits(process: int) -> str:
