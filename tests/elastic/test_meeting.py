@@ -298,9 +298,13 @@ def test_a_machine_that_is_gone_after_it_came_back_is_not_waited_for(store: Any)
         store.add("asked", 1)
         store.set(f"asks-{turn}", str(process))
     assert not can_grow(members(0, 2, (0,)), (1, 2), 4), "only process 6 asks, and it is one of two"
-    joined, found = at_once(
-        lambda: join(7), lambda: next_quorum(members(0, 2, (0,)), ALONE, 4, 60.0)
-    )
+
+    def meets_when_it_waits() -> Any:
+        while not store.add("waits-7", 0):
+            time.sleep(LOOK_SECONDS)
+        return next_quorum(members(0, 2, (0,)), ALONE, 4, 60.0)
+
+    joined, found = at_once(lambda: join(7), meets_when_it_waits)
     assert joined.members == found.members == (0, 7)
     assert not store.check(["dead-7"])
     with pytest.raises(RankFailureError, match="have taken this one for failed"):
