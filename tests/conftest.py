@@ -123,8 +123,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small(corpus: Path, tmp_path: Path) -> list[str]:
-    """Flags of a run that takes seconds, in the folder tmp_path/run."""
+def small(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Flags of a run that takes seconds, in the folder tmp_path/run.
+
+    Its text sample, which takes as long as the rounds of such a run, is short in this process.
+    """
+    monkeypatch.setattr("adloco.run.trained.ADDED_TOKENS", 8)
     return small_flags(corpus, tmp_path)
 
 
