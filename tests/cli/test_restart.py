@@ -87,7 +87,7 @@ def test_a_machine_that_takes_its_parts_along_is_waited_for(
         regrouping = SimpleNamespace(quorum=quorum, recovers=True)
         process = _Process(Train(words=[], settings=[]), settings, Alerts(), regrouping)  # type: ignore[arg-type]
         with pytest.raises(kind, match="worker-1 is missing") as error:
-            process._resume(folder, [], "regroup")
+            process.resume(folder, [], "regroup")
         assert exit_code(error.value) == code
         assert regrouping.recovers == (number == 0), "they do not meet for it again and again"
 

@@ -149,7 +149,7 @@ class _Process:
         kind = self._regrouping.kind() if self._regrouping else "resume"
         with working(console, "reading and tokenising text, building models ..."):
             run = (
-                self._resume(folder, given, kind)
+                self.resume(folder, given, kind)
                 if folder
                 else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
             )
@@ -165,7 +165,7 @@ class _Process:
         self._joined = True
         return run, given
 
-    def _resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
+    def resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
         """The run in a folder, resumed.
 
         Raises:

@@ -35,7 +35,7 @@ from adloco.run.opened import Opened, option_copies, outer_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
-from adloco.tasks.islands import IslandTexts, open_islands
+from adloco.tasks.island_texts import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
 from adloco.whole_file import all_to_disk, make_folder, write_text

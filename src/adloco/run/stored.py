@@ -41,7 +41,7 @@ from adloco.run.records import Records
 from adloco.run.recovery import Recovered, load_newest_good
 from adloco.run.starts import read_starts
 from adloco.setting import Facts
-from adloco.tasks.islands import IslandTexts
+from adloco.tasks.island_texts import IslandTexts
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
 

@@ -25,7 +25,7 @@ from adloco.run.folder import MODEL
 from adloco.run.own_problem import builder_of
 from adloco.run.records import Records
 from adloco.run.stored import StoredRun, check_corpus, read_run
-from adloco.tasks.islands import IslandTexts, open_islands
+from adloco.tasks.island_texts import IslandTexts, open_islands
 from adloco.tasks.language_model import generate
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import EvaluationSettings, Task, TaskData

@@ -64,7 +64,7 @@ from adloco.run.stored import (
 )
 from adloco.run.trackers import Trackers
 from adloco.run.trained import text_sample
-from adloco.tasks.islands import of_island
+from adloco.tasks.island_texts import of_island
 
 
 class TrainingRun:

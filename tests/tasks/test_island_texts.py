@@ -21,7 +21,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.run.records import Records
 from adloco.run.trackers import scalars
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.islands import IslandSource
+from adloco.tasks.island_texts import IslandSource
 from tests.conftest import small_flags
 from tests.problems import (
     Recording,
