@@ -320,13 +320,13 @@ def test_one_that_has_joined_is_not_missed_by_a_member_that_is_late(
     comes(1, 2)
     decision = Decision(members=[0, 1, 2, 4], failed=[3], shape=[1, 1])
     report_death(store, 3, "was ended by signal 9")
-    choose = meeting._choose
+    choose = meeting.choose
 
     def decided_by_another(*arguments: Any) -> Any:
         decide(store, 1, decision)
         return choose(*arguments)
 
-    monkeypatch.setattr(meeting, "_choose", decided_by_another)
+    monkeypatch.setattr(meeting, "choose", decided_by_another)
     (found,) = at_once(after(0))
     assert found.members == (0, 1, 2, 4)
     assert not store.check(["dead-4"])

@@ -123,7 +123,7 @@ def next_quorum(
         asking = _asking(store, quorum.number, failed)
         gone = _silent_askers(store, number, asking)
         asking = [each for each in asking if each not in gone]
-        chosen = _choose(quorum.members, present, asking, math.prod(shape), most_islands)
+        chosen = choose(quorum.members, present, asking, math.prod(shape), most_islands)
         if not chosen:
             raise RankFailureError(
                 f"{len(present)} of {len(quorum.members)} ranks remain, too few for an island of "
@@ -225,7 +225,7 @@ def _in_state(states: Mapping[int, State], state: State) -> list[int]:
     return [member for member, its in states.items() if its is state]
 
 
-def _choose(
+def choose(
     members: Sequence[int],
     present: Collection[int],
     asking: Iterable[int],
