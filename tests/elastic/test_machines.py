@@ -62,6 +62,7 @@ def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such time limit")
+@pytest.mark.nightly
 def test_a_launcher_gives_up_a_store_that_does_not_answer(address: tuple[str, int]) -> None:
     """After silent_seconds, as its ranks do. TCP by itself asked again 42 s after a cut of 60 s."""
     host, port = address
