@@ -62,13 +62,12 @@ def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such time limit")
-@pytest.mark.nightly
 def test_a_launcher_gives_up_a_store_that_does_not_answer(address: tuple[str, int]) -> None:
     """After silent_seconds, as its ranks do. TCP by itself asked again 42 s after a cut of 60 s."""
     host, port = address
     launcher, settings = Machines(host=host, port=port, number=2), RunSettings(silent_seconds=7)
     before = {*open_sockets()}
-    places = at_once(*[lambda: launcher.meet(1, settings)] * 2)
+    places = at_once(*[lambda: launcher.rendezvous(1, settings)] * 2)
     limits, served = [], 0
     for inode, number in open_sockets().items():
         if inode in before:
