@@ -3,6 +3,7 @@
 import socket
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from adloco.cli.rank_processes import Machines
 from adloco.config.settings import RunSettings
 from adloco.elastic import machines
 from adloco.elastic.connections import open_sockets
+from adloco.elastic import secret as proofs
 from adloco.elastic.machines import Rendezvous, on_machines
 from adloco.errors import RankFailureError
 from tests.elastic.threads import at_once
@@ -67,7 +69,7 @@ def test_a_launcher_gives_up_a_store_that_does_not_answer(address: tuple[str, in
     host, port = address
     launcher, settings = Machines(host=host, port=port, number=2), RunSettings(silent_seconds=7)
     before = {*open_sockets()}
-    places = at_once(*[lambda: launcher.rendezvous(1, settings)] * 2)
+    places = at_once(*[lambda: launcher.rendezvous(1, settings, b"")] * 2)
     limits, served = [], 0
     for inode, number in open_sockets().items():
         if inode in before:
@@ -82,3 +84,52 @@ def test_a_launcher_gives_up_a_store_that_does_not_answer(address: tuple[str, in
     assert served >= 2
     assert limits == [7000, 7000], "a connection of each launcher"
     del places
+
+
+SECRET, ANOTHER = b"sixteen bytes ok", b"another sixteen bytes"
+
+
+def test_machines_with_a_secret(address: tuple[str, int]) -> None:
+    """The first one waits for the second; those without its secret come in between."""
+    arrived: list[Rendezvous] = []
+
+    def first() -> None:
+        arrived.append(on_machines(address, 2, 1, 60, SECRET))
+
+    def others() -> list[Any]:
+        strangers = [lambda: on_machines(address, 2, 1, 60, ANOTHER)]
+        strangers += [lambda: on_machines(address, 2, 1, 60)]
+        return [*at_once(*strangers), on_machines(address, 2, 1, 60, SECRET)]
+
+    waits = threading.Thread(target=first)
+    waits.start()
+    while not listens(address):
+        pass
+    another, without, second = others()
+    waits.join(60)
+    where = "the machine at {}:{} ".format(*address)
+    assert str(another).startswith(f"{where}has another secret than this one; give all machines")
+    assert str(without).startswith(f"{where}asks for the secret of the run; give this one the")
+    assert isinstance(another, ValueError) and isinstance(without, ValueError)
+    (place,) = arrived
+    assert [place.first, second.first, place.world, second.world] == [0, 1, 2, 2]
+    second.store.set("key", "through the door")
+    assert place.store.get("key") == b"through the door"
+    assert address[1] not in (place.store.port, second.store.port)
+    at_once(place.end, second.end)
+    assert not listens(address)
+
+
+def test_a_secret_at_a_machine_without_one(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "PROOF_SECONDS", 0.2)
+    places = at_once(*[lambda: on_machines(address, 2, 1, 60)] * 2)
+    assert all(place.relay is None for place in places)
+    with pytest.raises(ValueError, match="asks for no secret, and this one has run.secret_file"):
+        on_machines(address, 2, 1, 60, SECRET)
+
+
+def listens(address: tuple[str, int]) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(address) == 0

@@ -141,9 +141,24 @@ def test_the_others_continue_without_the_workers_of_a_failed_rank(
 
 
 @pytest.mark.usefixtures("warm_python")
-@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path: Path) -> None:
-    """One of them is killed, with its launcher, and comes back by the same command."""
+@pytest.mark.parametrize(
+    ("returns", "secret"),
+    [
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.nightly),
+        pytest.param(True, False, marks=pytest.mark.nightly),
+    ],
+)
+def test_machines_whose_launchers_meet(
+    returns: bool,
+    secret: bool,
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One of them is killed, with its launcher, and comes back by the same command; another one,
+    with another secret, takes no part.
+    """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     folder = tmp_path / "run"
@@ -151,6 +166,13 @@ def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path
     endless = [*ADLOCO, "train", *words, "--restart", "--ranks", "2", "--machines", "2"]
     endless += ["--meet", f"127.0.0.1:{port}", "--run.tokens", "100000000"]
     endless += ["--run.on_rank_failure", "replace", "--run.checkpoint_every", "1"]
+
+    files = [tmp_path / "secret", tmp_path / "another"]
+    for file in files:
+        file.touch(mode=0o600)
+        file.write_text(file.name.ljust(16, "."))
+    if secret:
+        endless += ["--run.secret_file", str(files[0])]
 
     def start() -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -160,6 +182,10 @@ def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path
     try:
         # Before the other one tries: the first to come keeps the store.
         until(lambda: listens(port), machines[0])
+        if secret:
+            assert main([*endless[3:], "--run.secret_file", str(files[1])]) == 2
+            said = capsys.readouterr().err
+            assert f"the machine at 127.0.0.1:{port} has another secret than this one" in said
         machines.append(start())
         until((folder / "metrics.jsonl").exists, machines[0])
         if returns:
@@ -179,7 +205,12 @@ def test_machines_whose_launchers_meet(returns: bool, small: list[str], tmp_path
             machine.kill()
     assert [machine.returncode for machine in machines] == [130, 130], said
     assert "stopped and saved" in said[0][0] and "joined the run" in said[1][0]
+    assert not secret or files[0].read_bytes() not in contents(folder)
     assert_undisturbed(words, folder, tmp_path / "whole")
+
+
+def contents(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
 def listens(port: int) -> bool:

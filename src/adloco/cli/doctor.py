@@ -58,6 +58,7 @@ class Doctor(MachinesCommand):
             if recipe
             else RunSettings(silent_seconds=TIMEOUT_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
         )
+        elastic_room.check_settings(settings)
         mine = look(Path(settings.folder or "runs"), settings.device)
         own = interface(mine, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
         if own.level == "problem":  # The others could not reach it, and all would wait.

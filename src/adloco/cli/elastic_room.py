@@ -1,5 +1,6 @@
 """Access of commands to elastic/, which only several ranks import and which may be missing."""
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.failures import Watch
 from adloco.distributed.launch.launcher import num_ranks
+from adloco.distributed.launch.rank_store import MEETING_POINT
 from adloco.errors import OtherRankError, require
 
 if TYPE_CHECKING:
@@ -22,12 +24,37 @@ def is_there() -> bool:
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Raise ValueError if a run with these settings needs elastic/, which was removed."""
+    """Raise ValueError if a run with these settings needs elastic/, which was removed, or has a
+    secret for ranks that something else has started.
+    """
+    if num_ranks() > 1 and MEETING_POINT not in os.environ:
+        check_torchrun(settings)
     require(
         is_there() or settings.on_rank_failure == "stop",
         f"run.on_rank_failure = {settings.on_rank_failure} needs the folder elastic/ of adloco, "
         "which was removed here; use stop, with run.copy_every 0",
     )
+
+
+def check_torchrun(settings: RunSettings) -> None:
+    """Raise ValueError if a run with these settings cannot be started by torchrun."""
+    require(
+        not settings.secret_file,
+        f"run.secret_file {settings.secret_file!r} keeps strangers from the meeting point of "
+        "--meet, and cannot keep them from that of torchrun; start the ranks with adloco train "
+        "--machines and --meet, or leave it out",
+    )
+
+
+def secret(settings: RunSettings) -> bytes:
+    """The secret that the machines of a run share; empty if they have none.
+
+    Raises:
+        ValueError: Its file cannot be used.
+    """
+    from adloco.elastic.secret import read_secret
+
+    return read_secret(settings.secret_file) if settings.secret_file else b""
 
 
 def watch(

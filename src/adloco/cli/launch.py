@@ -47,6 +47,7 @@ class Launch(RecipeCommand):
     """Print the file; write and submit nothing."""
 
     def run(self) -> int:
+        from adloco.cli import elastic_room
         from adloco.cluster.job import plan_job
         from adloco.cluster.schedulers import SCHEDULERS
 
@@ -61,6 +62,7 @@ class Launch(RecipeCommand):
         )
         surroundings = {"image": self.image, "storage": self.storage, "gpu": self.gpu}
         scheduler.check(self.on, job, surroundings)
+        elastic_room.check_torchrun(self.read_recipe().run)
         text = scheduler.text(job, surroundings)
         if self.dry_run:
             print(text, end="")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from adloco.cli import elastic_room
 from adloco.cli.alerts import Alerts
 from adloco.cli.terminal import open_console, print_error, say
-from adloco.cluster.network import VARIABLES, address_towards, interfaces
+from adloco.cluster.network import LOOPBACK, VARIABLES, address_towards, interfaces
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.failures import readable
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
+from adloco.distributed.launch.rank_store import MEETING_POINT
 from adloco.errors import OtherRankError, RankFailureError, exit_code, require
 from adloco.run.training_run import TrainingRun
 
@@ -63,30 +64,44 @@ class Machines:
         )
         return Machines(host=host, port=int(port), number=number)
 
-    def rendezvous(self, count: int, settings: RunSettings) -> "Rendezvous":
+    @property
+    def point(self) -> str:
+        """The address as on the line."""
+        return f"{self.host}:{self.port}"
+
+    def rendezvous(self, count: int, settings: RunSettings, secret: bytes) -> "Rendezvous":
         """Meet the launchers of the others; `on_machines` says how.
 
         Args:
             count: Ranks that this one starts.
             settings: Of the run; they say how long to wait.
+            secret: The run's, which all prove; empty: there is none.
         """
         from adloco.elastic.connections import give_up_after
         from adloco.elastic.machines import on_machines
 
-        say(open_console(), f"meets {self.number} machines at {self.host}:{self.port} ...")
+        console = open_console()
+        say(console, f"meets {self.number} machines at {self.point} ...")
+        if not secret and not address_towards(self.host).startswith(LOOPBACK):
+            say(
+                console,
+                f"whoever can reach {self.point} can use the store of this run, and end it; "
+                "run.secret_file keeps strangers out",
+            )
         address, seconds = (self.host, self.port), settings.timeout_seconds
-        place = on_machines(address, self.number, count, seconds)
+        place = on_machines(address, self.number, count, seconds, secret)
         # So a machine that was cut off meets the others again as soon as its link is back.
         give_up_after(settings.silent_seconds, self.port)
         return place
 
     def environment(self) -> dict[str, str]:
         """The variables by which gloo and NCCL use the network that leads to the first machine,
-        unless the user has chosen one.
+        unless the user has chosen one; and the one with the meeting point.
         """
         own = address_towards(self.host)
         names = [name for name, address in interfaces().items() if address == own]
-        return {name: names[0] for name in VARIABLES if names and not os.environ.get(name)}
+        network = {name: names[0] for name in VARIABLES if names and not os.environ.get(name)}
+        return network | {MEETING_POINT: self.point}
 
 
 def on_ranks(
@@ -107,7 +122,8 @@ def on_ranks(
         machines: Those whose ranks train together; None: this one alone.
 
     Raises:
-        ValueError: The workers of the recipe cannot be spread over that many ranks.
+        ValueError: The workers of the recipe cannot be spread over that many ranks, or the file
+            with the secret of the machines cannot be used.
         RankFailureError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
@@ -120,12 +136,13 @@ def on_ranks(
         return start_ranks(count, words, run.grace_seconds)
     from adloco.elastic import machine_launcher
 
+    secret = elastic_room.secret(run) if machines else b""
     return machine_launcher.start_ranks(
         count,
         words,
         run.grace_seconds,
         recovery=recovery,
-        rendezvous=(lambda: machines.rendezvous(count, run)) if machines else None,
+        rendezvous=(lambda: machines.rendezvous(count, run, secret)) if machines else None,
         environment=machines.environment() if machines else None,
     )
 

@@ -26,6 +26,7 @@ from adloco.cluster.network import (
 from adloco.config.sections import Recipe
 from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
+from adloco.distributed.launch.rank_store import meeting_point
 from adloco.distributed.messages import all_states
 from adloco.run.environment import choose_device, code_checksum
 
@@ -87,7 +88,7 @@ def look(folder: Path, device_name: str) -> RankFacts:
         gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
         ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))),
         address=gloo_address(),
-        towards_first=address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1")),
+        towards_first=address_towards(meeting_point().rpartition(":")[0]),
         addresses=interfaces(),
         chosen={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
         port_is_free=port_is_free(PORT),

@@ -99,6 +99,12 @@ class RunSettings:
     islands see different folders, each checkpoint makes a copy too, which its receiver writes to
     its disk. An island that is alone writes a checkpoint instead.
     """
+    secret_file: str = setting("", resume="free", of_rank=True, traceless=True)
+    """File with a secret that all machines of a run share, of at least 16 bytes, which its owner
+    alone can read. The launchers that meet (--meet), and the ranks of the other machines, prove it
+    before anything else that they send is read. Empty: whoever reaches the meeting point can use
+    it. One machine alone does not read it.
+    """
     trackers: str = setting("auto", resume="free", of_rank=True, traceless=True, code=True)
     """Trackers for metrics, besides the run's folder: auto (TensorBoard if it is installed), none,
     or names separated by commas: tensorboard, wandb, clearml, mlflow, trackio, or a class of your

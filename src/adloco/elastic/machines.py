@@ -7,12 +7,16 @@ ask to join (`meeting.py`).
 
 torchrun's agents share a store as well, but start all ranks again when a machine comes or goes, and
 wait five minutes at the end of a run for one that has failed (seen with torch 2.13).
+
+If the run has a secret, the others reach the store through a door (`door.py`), where each of their
+connections proves it.
 """
 
 import errno
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +27,9 @@ from adloco.distributed.launch.rank_store import (
     local_store,
     store_at,
 )
-from adloco.errors import RankFailureError
+from adloco.elastic.door import Relay, open_door, open_tunnel
+from adloco.elastic.secret import AnotherSecretError, NoDoorError, asks_for_proof
+from adloco.errors import RankFailureError, require
 
 OPEN, CLOSING = "open", "closing"
 LAUNCHERS, PROCESSES = "launchers", "processes"
@@ -49,6 +55,8 @@ class Rendezvous:
     """Launchers that begin the run together."""
     world: int
     """Ranks that begin the run together. Those with larger ids ask to join."""
+    relay: Relay | None = None
+    """The door of this launcher, or its tunnel; None: the run has no secret, or one machine."""
 
     def next_process(self) -> int:
         """The id of a rank that is started later."""
@@ -63,6 +71,9 @@ class Rendezvous:
                 _look_until(self._all_ended, END_SECONDS)
         except StoreGoneError:  # The store has ended before.
             return
+        finally:
+            if self.relay:
+                self.relay.close()
 
     def wait_for_end(self) -> None:
         """Wait until the store closes, so that what comes next is another start of the run."""
@@ -81,10 +92,12 @@ def on_this_machine(count: int) -> Rendezvous:
 
     count: Ranks that it starts.
     """
-    return _enter(local_store(), True, 1, count, 0.0)
+    return _enter(local_store(), None, True, 1, count, 0.0)
 
 
-def on_machines(address: tuple[str, int], machines: int, count: int, seconds: float) -> Rendezvous:
+def on_machines(
+    address: tuple[str, int], machines: int, count: int, seconds: float, secret: bytes = b""
+) -> Rendezvous:
     """The place of a launcher among those of several machines.
 
     Args:
@@ -92,9 +105,10 @@ def on_machines(address: tuple[str, int], machines: int, count: int, seconds: fl
         machines: Launchers that begin the run together.
         count: Ranks that this one starts.
         seconds: How long to wait for the others.
+        secret: The secret of the run, which the others must prove; empty: there is none.
 
     Raises:
-        ValueError: That address cannot be used.
+        ValueError: That address cannot be used, or this machine has not the secret of the others.
         RankFailureError: The others did not come.
     """
     try:
@@ -105,22 +119,48 @@ def on_machines(address: tuple[str, int], machines: int, count: int, seconds: fl
                 f"{_text(address)} cannot be used to meet ({error.strerror}); give the address of "
                 "the first machine and a free port"
             ) from error
-        return _enter(_found_store(address, seconds), False, machines, count, seconds)
-    return _enter(kept_store(listening), True, machines, count, seconds)
+        store, relay = _found_store(address, seconds, secret)
+        keeps = False
+    else:
+        store, relay = _new_store(listening, secret)
+        keeps = True
+    with ExitStack() as if_alone:
+        if relay:
+            if_alone.callback(relay.close)
+        place = _enter(store, relay, keeps, machines, count, seconds)
+        if_alone.pop_all()
+    return place
 
 
-def _found_store(address: tuple[str, int], seconds: float) -> Any:
-    """The store of the launcher that keeps it, once it is there."""
-    found: list[Any] = []
+def _new_store(listening: socket.socket, secret: bytes) -> tuple[Any, Relay | None]:
+    """A store for those who come to a listening socket; and its door, if there is a secret."""
+    if not secret:
+        return kept_store(listening), None
+    store = local_store()
+    return store, open_door(listening, (store.host, store.port), secret)
+
+
+def _found_store(
+    address: tuple[str, int], seconds: float, secret: bytes
+) -> tuple[Any, Relay | None]:
+    """The store of the launcher that keeps it, once it is there, and the tunnel to it, if there is
+    a secret.
+    """
+    found: list[tuple[Any, Relay | None]] = []
 
     def connect() -> bool:
         try:
-            # torch's own attempts end up in the terminal.
-            socket.create_connection(address, CONNECT_SECONDS).close()
-            store = store_at(*address)
-            # One that closes belongs to a start of the run that has ended.
-            if store.check([OPEN]) and not store.check([CLOSING]):
-                found.append(store)
+            with ExitStack() as unless_found:
+                tunnel = _tunnel_to(address, secret) if secret else None
+                if tunnel:
+                    unless_found.callback(tunnel.close)
+                else:
+                    _knock(address)
+                store = store_at(*(tunnel.address if tunnel else address))
+                # One that closes belongs to a start of the run that has ended.
+                if store.check([OPEN]) and not store.check([CLOSING]):
+                    found.append((store, tunnel))
+                    unless_found.pop_all()
         except (OSError, StoreGoneError):
             return False
         return bool(found)
@@ -133,7 +173,44 @@ def _found_store(address: tuple[str, int], seconds: float) -> Any:
     return found[0]
 
 
-def _enter(store: Any, keeps: bool, machines: int, count: int, seconds: float) -> Rendezvous:
+def _tunnel_to(address: tuple[str, int], secret: bytes) -> Relay:
+    """A tunnel to the door at an address.
+
+    Raises:
+        ValueError: The machine there has another secret, or none.
+        OSError: Nobody answers there.
+    """
+    try:
+        return open_tunnel(address, secret)
+    except AnotherSecretError as error:
+        raise ValueError(
+            f"the machine at {_text(address)} has another secret than this one; give all machines "
+            "of the run the same secret in run.secret_file"
+        ) from error
+    except NoDoorError as error:
+        store_at(*address)  # Raises an error unless a store is there, which anyone may use.
+        raise ValueError(
+            f"the machine at {_text(address)} asks for no secret, and this one has "
+            "run.secret_file; give it to all machines of the run, or to none"
+        ) from error
+
+
+def _knock(address: tuple[str, int]) -> None:
+    """See that somebody is at an address, and asks for no secret; OSError if nobody is there."""
+    began = time.monotonic()
+    # torch's own attempts end up in the terminal.
+    with socket.create_connection(address, CONNECT_SECONDS) as connection:
+        way_seconds = time.monotonic() - began
+        require(
+            not asks_for_proof(connection, LOOK_SECONDS + 2 * way_seconds),
+            f"the machine at {_text(address)} asks for the secret of the run; give this one the "
+            "same run.secret_file",
+        )
+
+
+def _enter(
+    store: Any, relay: Relay | None, keeps: bool, machines: int, count: int, seconds: float
+) -> Rendezvous:
     """Take the next place at the store, and wait for those that begin the run."""
     launcher = int(store.add(LAUNCHERS, 1)) - 1
     begins = launcher < machines
@@ -159,6 +236,7 @@ def _enter(store: Any, keeps: bool, machines: int, count: int, seconds: float) -
         first=first,
         machines=machines,
         world=world,
+        relay=relay,
     )
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adloco.distributed.launch.failures import Explain, Notes, cut_off, is_late
+from adloco.distributed.launch.rank_store import meeting_point
 from adloco.elastic.connections import cut_connections, open_sockets
 from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.errors import OtherRankError, RankFailureError
@@ -154,10 +155,9 @@ class _Thread(threading.Thread):
         return False
 
     def _store_is_silent(self) -> None:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         self._finish(
             RankFailureError(
-                f"the store at {address}, through which the ranks find each other, has not "
+                f"the store at {meeting_point()}, through which the ranks find each other, has not "
                 f"answered for silent_seconds = {self._watch.silent_seconds:g} s; the process "
                 "that keeps it (torchrun, adloco train --ranks, or rank 0) is stopped, or its "
                 "machine or link is down"

@@ -6,7 +6,6 @@ message from the store instead. Ranks that are stopped or frozen close no connec
 `process_group` may be given, notices them (elastic/watch.py).
 """
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
 
-from adloco.distributed.launch.rank_store import Quorum, connect
+from adloco.distributed.launch.rank_store import Quorum, connect, meeting_point
 from adloco.errors import OtherRankError, RankFailureError
 
 KEY, OF_RANK = "failure", "rank-failure"
@@ -168,7 +167,7 @@ def _first(notes: Notes, error: Exception, explain: Explain) -> OtherRankError |
     except RuntimeError:  # The store ended with the process that kept it.
         if not closed:
             return None
-        host = os.environ["MASTER_ADDR"]
+        host = meeting_point().rpartition(":")[0]
         return RankFailureError(
             f"rank {rank} lost the connection to {host}, where the store of the run was "
             "kept; rank 0 or the launcher there was killed or crashed"

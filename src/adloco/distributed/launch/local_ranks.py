@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adloco.distributed.launch.rank_store import (
+    MEETING_POINT,
     StoreGoneError,
     local_store,
     of_this_start,
@@ -74,6 +75,7 @@ class LocalRanks:
         self._shared = {
             "MASTER_ADDR": store.host,
             "MASTER_PORT": str(store.port),
+            MEETING_POINT: f"{store.host}:{store.port}",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(count),
             "LOCAL_WORLD_SIZE": str(count),

@@ -18,6 +18,10 @@ import torch.distributed as dist
 from adloco.errors import RankFailureError, require
 
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+MEETING_POINT = "ADLOCO_MEETING_POINT"
+"""The variable in which a launcher tells its ranks the HOST:PORT at which the run meets; the store
+itself may be reached by another address.
+"""
 CONNECT_SECONDS = 20.0
 StoreGoneError = dist.DistError
 """Error of a store whose process has ended."""
@@ -59,6 +63,12 @@ def check_store() -> None:
 def store_outlives_ranks() -> bool:
     """True if a launcher keeps one store for all starts of the ranks; else rank 0 keeps it."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def meeting_point() -> str:
+    """HOST:PORT at which the run meets, for people; the first machine has that address."""
+    store = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '')}"
+    return os.environ.get(MEETING_POINT, store)
 
 
 @dataclass(frozen=True, kw_only=True)
