@@ -35,7 +35,8 @@ class Relay:
     """A thread that leads each connection to a listening socket on to another address."""
 
     def __init__(self, listening: socket.socket, connect: Connect, admit: Admit) -> None:
-        """
+        """Begin to accept connections.
+
         Args:
             listening: The socket that accepts connections.
             connect: Makes the connection to which an accepted one is led on. If it is refused, the
