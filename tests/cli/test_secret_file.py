@@ -75,5 +75,5 @@ def test_a_sentence_says_what_is_open_without_a_secret(
     Machines(host=host, port=29400, number=2).meet(1, 60.0, secret)
     assert given == [((host, 29400), 2, 1, 60.0, secret)]
     said = capsys.readouterr().out
-    sentence = f"whoever can reach {host}:29400 can use the store of this run, and end it; "
-    assert (f"{sentence}run.secret_file keeps strangers out" in said) == says
+    sentence = f"whoever can reach {host}:29400 can use the store of this run, and end it"
+    assert (f"without run.secret_file, {sentence}" in said) == says

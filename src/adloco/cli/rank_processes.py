@@ -85,8 +85,8 @@ class Machines:
         if not secret and not address_towards(self.host).startswith(LOOPBACK):
             say(
                 console,
-                f"whoever can reach {self.point} can use the store of this run, and end it; "
-                "run.secret_file keeps strangers out",
+                f"without run.secret_file, whoever can reach {self.point} can use the store of "
+                "this run, and end it",
             )
         address, seconds = (self.host, self.port), settings.timeout_seconds
         place = on_machines(address, self.number, count, seconds, secret)
