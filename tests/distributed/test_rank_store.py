@@ -8,7 +8,12 @@ import pytest
 import torch.distributed as dist
 
 from adloco.distributed.launch.launcher import process_group
-from adloco.distributed.launch.rank_store import check_restarts, check_store, of_this_start
+from adloco.distributed.launch.rank_store import (
+    check_restarts,
+    check_store,
+    meeting_point,
+    of_this_start,
+)
 from adloco.errors import RankFailureError
 
 
@@ -67,3 +72,13 @@ def test_a_rank_whose_launcher_was_killed_before_they_met_ends_at_once(
     # Rank 0 keeps the store, and may not have started yet.
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     check_store()
+
+
+def test_people_read_where_the_run_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store itself may be at the end of a tunnel on this machine."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "4711")
+    monkeypatch.delenv("ADLOCO_MEETING_POINT", raising=False)
+    assert meeting_point() == "127.0.0.1:4711"
+    monkeypatch.setenv("ADLOCO_MEETING_POINT", "10.0.0.1:29400")
+    assert meeting_point() == "10.0.0.1:29400"
