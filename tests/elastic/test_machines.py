@@ -10,8 +10,8 @@ import pytest
 from adloco.cli.rank_processes import Machines
 from adloco.config.settings import RunSettings
 from adloco.elastic import machines
-from adloco.elastic.connections import open_sockets
 from adloco.elastic import secret as proofs
+from adloco.elastic.connections import open_sockets
 from adloco.elastic.machines import Rendezvous, on_machines
 from adloco.errors import RankFailureError
 from tests.elastic.threads import at_once
