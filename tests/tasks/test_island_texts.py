@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adloco.algorithms.evaluation import means, total
-from adloco.algorithms.method import Problem, SyncWeights
+from adloco.algorithms.method import SyncWeights, island_of
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
@@ -26,11 +26,9 @@ from tests.conftest import small_flags
 from tests.problems import (
     Recording,
     cases,
-    linear,
     make_run,
     params_of,
     regression,
-    squared_error,
     without_timings,
 )
 from tests.run.test_training_run import numbers
@@ -51,8 +49,7 @@ def test_streams_are_divided_among_islands() -> None:
     ]
     assert all(first >= 100 for stream in read[3:] for first in stream)
     assert not {*read[3]} & {*read[4]}
-    problem = Problem(build_model=linear, loss_fn=squared_error, data=source, islands=2)
-    assert [problem.island_of(stream) for stream in range(5)] == [0, 0, 0, 1, 1]
+    assert [island_of(stream, 5, 2) for stream in range(5)] == [0, 0, 0, 1, 1]
 
 
 def test_sums_of_islands_add_up() -> None:

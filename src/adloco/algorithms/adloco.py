@@ -12,7 +12,15 @@ from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, Sums, evaluate, means, total
-from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
+from adloco.algorithms.method import (
+    Batching,
+    Execution,
+    Merging,
+    Method,
+    Problem,
+    Syncing,
+    island_of,
+)
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
@@ -115,7 +123,10 @@ class AdLoCo:
             base_rate=first.base_rates[0][0],
             model_bytes=sum(tensor.numel() * tensor.element_size() for tensor in params),
             bytes_handed=self._bytes_handed,
-            islands={worker: problem.island_of(worker) for worker in range(method.num_workers)},
+            islands={
+                worker: island_of(worker, problem.data.num_streams, problem.islands)
+                for worker in range(method.num_workers)
+            },
         )
         self.state = RunState(workers=workers, trainers={}, chosen=chosen)
         """The run's trainers, workers and counters."""

@@ -57,6 +57,13 @@ class Source(Protocol):
         ...
 
 
+def island_of(stream: int, streams: int, islands: int) -> int:
+    """The island, from 0, whose text a stream reads. Islands have neighbouring streams, as
+    `Placement.owner` gives them neighbouring workers.
+    """
+    return stream * islands // streams
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """The training problem: a model, its loss and its data."""
@@ -74,16 +81,11 @@ class Problem:
     tokens_per_sample: int = 1
     """Tokens of a sample, for schedules in tokens."""
     islands: int = 1
-    """Islands with texts of their own, among which the streams of `data` are divided."""
+    """Islands with texts of their own, among which the streams of `data` are divided (`island_of`).
+    """
     validation: Sequence[Any] = ()
     """Batches, like those that `data` gives, on which `adloco.train` evaluates: the validation loss
     is the mean of their losses. `AdLoCo` does not read it."""
-
-    def island_of(self, stream: int) -> int:
-        """The island, from 0, whose text a stream reads. Islands have neighbouring streams, as
-        `Placement.owner` gives them neighbouring workers.
-        """
-        return stream * self.islands // self.data.num_streams
 
 
 @dataclass(frozen=True, kw_only=True)

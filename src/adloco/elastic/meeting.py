@@ -266,7 +266,7 @@ def _asking(store: Any, number: int, failed: Collection[int]) -> list[int]:
 
 
 def _silent_askers(store: Any, number: int, asking: Sequence[int]) -> set[int]:
-    """Those of these processes that wait to join and give no sign of life until the quorum of this
+    """Processes among these that wait to join and give no sign of life until the quorum of this
     number is decided; its members wait no longer, so they may be silent then.
 
     A machine that was cut off while its processes waited has nobody left who could say so.

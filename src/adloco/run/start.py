@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.method import Execution, Problem
+from adloco.algorithms.method import Execution, Problem, island_of
 from adloco.config.finding import code_named
 from adloco.config.recipe_text import to_toml, to_values
 from adloco.config.sections import Recipe
@@ -201,7 +201,7 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
 
     method, islands = recipe.method, len(recipe.data.islands)
     workers = placement.local(method.living_workers)
-    own = sorted({worker * islands // method.num_workers for worker in workers})
+    own = sorted({island_of(worker, method.num_workers, islands) for worker in workers})
 
     def open_here() -> Task:
         tokenizer = stored.tokenizer if stored else None
@@ -212,7 +212,7 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     placement.agree(None)
     task = made or open_here()
     if isinstance(task, IslandTexts):
-        task.meet(placement.all_values)
+        task.gather_texts(placement.all_values)
         return task
     where = "data.dataset" if recipe.data.dataset else "data.path"
     require(

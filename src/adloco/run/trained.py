@@ -128,7 +128,7 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
     islands = range(len(recipe.data.islands))
     task: Task = open_islands(recipe.task, given, islands) if islands else recipe.task.open(given)
     if isinstance(task, IslandTexts):
-        task.meet(lambda mine: [mine])
+        task.gather_texts(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
     check_corpus(stored, task)
     return task

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.evaluation import total
-from adloco.algorithms.method import Source
+from adloco.algorithms.method import Source, island_of
 from adloco.data.data_settings import DataSettings
 from adloco.errors import require
 from adloco.tasks.task import Task, TaskData, TaskSettings
@@ -69,7 +69,7 @@ class IslandTexts:
         """The fingerprint of each island's text, by name."""
         self._samples = 0
 
-    def meet(self, gather: Gather) -> None:
+    def gather_texts(self, gather: Gather) -> None:
         """Learn of the texts of all islands. Called on all ranks, before the task is used.
 
         Raises:
@@ -152,7 +152,7 @@ class IslandSource:
         """
         Args:
             num_streams: Streams of all islands together.
-            islands: Their number; island i has the streams of which `Problem.island_of` is i.
+            islands: Their number; island i has the streams of which `island_of` is i.
         """
         self.num_streams = num_streams
         self.sources: dict[int, Source] = {}
@@ -165,7 +165,7 @@ class IslandSource:
 
     def read(self, stream: int, position: int, count: int) -> Any:
         """Read samples of a stream, from the text of its island, which must be open here."""
-        island = stream * self._islands // self.num_streams
+        island = island_of(stream, self.num_streams, self._islands)
         return self.sources[island].read(stream - self.first_of(island), position, count)
 
 
