@@ -223,13 +223,15 @@ def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
             return list(record.get(f"{per}s", ()))  # Other runs have no islands.
 
 
-def values(metric: Metric, records: Sequence[Record], number: int | None = None) -> list[list[Any]]:
+def values(
+    metric: Metric, records: Sequence[Record], number: int | str | None = None
+) -> list[list[Any]]:
     """The metric's numbers in each round, without null.
 
     Args:
         metric: The metric.
         records: The lines of metrics.jsonl.
-        number: The trainer or worker whose numbers to take; None for all.
+        number: The trainer, worker or island whose numbers to take; None for all.
     """
 
     def has(row: Mapping[str, Any]) -> bool:

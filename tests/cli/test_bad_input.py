@@ -95,7 +95,8 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             ["--resume", "/no/such/run"],
             (
                 "--model.hidden_size cannot change when a run is resumed; leave it out (settings "
-                "that can: data.arguments, data.cache, data.dataset, data.factory, data.path,"
+                "that can: data.arguments, data.cache, data.dataset, data.factory, "
+                "data.islands, data.path,"
             ),
         ),
         (["--run.seed", "99999999999999999999999999"], "run.seed must be > -2^63 and < 2^63"),

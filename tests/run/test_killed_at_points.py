@@ -116,10 +116,10 @@ ON_RANKS: dict[str, tuple[list[str], dict[int, Point]]] = {
     "the records of a round": ([], {0: ("adloco.run.json_files:RoundLines.add", 4)}),
     "the summary": (COPIES, {0: ("adloco.run.training_run:summarise", 1)}),
     "the meeting after a failure": (THREE, {2: STEP, 1: (f"{MEETING}:come", 2)}),
-    "a decision of the meeting": (THREE, {2: STEP, 1: (f"{MEETING}:_choose", 1)}),
+    "a decision of the meeting": (THREE, {2: STEP, 1: (f"{MEETING}:choose", 1)}),
     "the group after a meeting": (
         THREE,
-        {2: STEP, 1: ("adloco.distributed.launch.launcher:meet", 2)},
+        {2: STEP, 1: ("adloco.distributed.launch.launcher:wait_for_members", 2)},
     ),
 }
 """Flags of a run on several ranks, and where each of its ranks is killed."""

@@ -34,7 +34,7 @@ def expected(line: dict[str, Any]) -> dict[str, float]:
     top = {
         key: value
         for key, value in line.items()
-        if key not in ("trainers", "workers", "merges", "changes", "memory", "sync")
+        if key not in ("trainers", "workers", "islands", "merges", "changes", "memory", "sync")
     }
     top |= {f"sync/{key}": value for key, value in line["sync"].items()}
     for phase, row in line["memory"].items():

@@ -201,8 +201,8 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
 
 
 def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
-    """A line per trainer, worker or phase, or one of the round. Counts, and all numbers of workers,
-    are stairs, because they apply to the whole round.
+    """A line per trainer, worker, island or phase, or one of the round. Counts, and all numbers of
+    workers, are stairs, because they apply to the whole round.
     """
     if metric.per == "phase":
         kept = {phase: [one for one in records if phase in one["memory"]] for phase in PHASES}
@@ -215,12 +215,12 @@ def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
             for phase, found in kept.items()
         ]
     look: Look = "stairs" if metric.whole or metric.per == "worker" else "line"
-    names: dict[int | None, str] = {None: metric.label}  # Of the round, or of its syncs.
-    if metric.per in ("trainer", "worker"):
+    names: dict[int | str | None, str] = {None: metric.label}  # Of the round, or of its syncs.
+    if metric.per in ("trainer", "worker", "island"):
         numbers = {row[metric.per] for record in records for row in rows(record, metric.per)}
         names = {number: f"{metric.per} {number}" for number in sorted(numbers)}
 
-    def points(number: int | None) -> list[tuple[float, float]]:
+    def points(number: int | str | None) -> list[tuple[float, float]]:
         found = zip(records, values(metric, records, number), strict=True)
         return [(record["tokens"], value) for record, of_round in found for value in of_round]
 

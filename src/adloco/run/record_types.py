@@ -72,12 +72,14 @@ def metrics_line() -> type:
         "sync": _numbers(SYNC),
         "trainers": Annotated[list[_numbers(TRAINER, val_loss=loss)], Field(min_length=1)],  # type: ignore[misc]
         "workers": list[_numbers(WORKER)],  # type: ignore[misc]
-        "islands": list[_numbers({}, island=(Text, ...), val_loss=loss)],  # type: ignore[misc]
         "memory": dict[str, _numbers(PHASE)],  # type: ignore[misc]
         "merges": list[_MergeLine],
         "changes": list[_ChangeLine],
     }
-    more = {name: (kind, ...) for name, kind in sections.items()}
+    more: dict[str, Any] = {name: (kind, ...) for name, kind in sections.items()}
+    # Runs from before islands had texts of their own have none.
+    island = _numbers({}, island=(Text, ...), val_loss=loss)
+    more["islands"] = (list[island], [])  # type: ignore[valid-type]
     trained = dict.fromkeys(("samples", "inner_steps"), (Positive, ...))
     return _numbers(ROUND, val_loss=loss, **trained, **more)
 
