@@ -7,6 +7,7 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.cli.rank_processes import Machines
+from adloco.config.settings import RunSettings
 from tests.pages import NEEDS_ELASTIC
 
 MEET = ["--restart", "--machines", "2", "--meet", "127.0.0.1:29400"]
@@ -72,7 +73,9 @@ def test_a_sentence_says_what_is_open_without_a_secret(
 
     given: list[Any] = []
     monkeypatch.setattr(machines, "on_machines", lambda *words: given.append(words))
-    Machines(host=host, port=29400, number=2).meet(1, 60.0, secret)
+    Machines(host=host, port=29400, number=2).rendezvous(
+        1, RunSettings(timeout_seconds=60.0), secret
+    )
     assert given == [((host, 29400), 2, 1, 60.0, secret)]
     said = capsys.readouterr().out
     sentence = f"whoever can reach {host}:29400 can use the store of this run, and end it"
