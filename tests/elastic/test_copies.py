@@ -63,6 +63,30 @@ def test_the_others_have_all_parts_of_a_failed_island(tmp_path: Path) -> None:
         assert numbers == [6.0] * 3, "run, trainer-0 and its worker; as they were kept"
 
 
+def found_beside_a_stale_disk(folders: list[Path]) -> tuple[str, list[str], list[str]]:
+    """What a rank finds if the last of three has no copies, but round 4 of an earlier time."""
+    placement = place(3)
+    folder, copies = folders[placement.rank], MemoryCopies()
+    copies.place(folder, placement, 1)
+    copies.keep("round-4", parts_of(placement.rank, 40), placement)
+    here = {} if placement.rank == 2 else copies.parts
+    found = load_newest_good(folder, placement, range(3), here)
+    saves = {state["save"] for state in found.parts.values()}
+    return found.checkpoint.name, sorted(saves), [each.damage for each in found.unusable]
+
+
+def test_a_machine_that_comes_back_takes_the_save_that_others_have_in_memory(
+    tmp_path: Path,
+) -> None:
+    """Its disk has all parts of a round that the others have trained again since."""
+    zero, two = (tmp_path / name for name in ("zero", "two"))
+    for folder in (zero, two):
+        save(folder, 3, PARTS)
+    save(two, 4, PARTS)
+    found = run_on_ranks(found_beside_a_stale_disk, 3, [zero, zero, two])
+    assert found == [("round-4", ["of round 40"], [])] * 3
+
+
 def test_copies_do_not_keep_the_groups_of_ranks_alive() -> None:
     placement, copies = OneProcess(), MemoryCopies()
     copies.place(Path(), placement, 1)

@@ -106,11 +106,9 @@ class Regrouping:
         self._method = run.recipe.method
 
     def failed(self, error: RankFailureError) -> bool:
-        """Come to the meeting if the ranks recover from this; False if they cannot."""
+        """Keep the message if the ranks recover from this, and meet; False if they cannot."""
         if not self.recovers or self.folder is None:
             return False
-        # Before a checkpoint that is being written is waited for.
-        come(self.quorum)
         self._failure = str(error)
         return True
 
@@ -126,6 +124,7 @@ class Regrouping:
             RankFailureError: Too few remain, or they have continued without this one.
         """
         run, self._run = self._run, None
+        come(self.quorum)  # Or the others could take this rank for failed while it writes.
         if run:
             run.saving.wait()  # All can resume from a checkpoint that is complete.
         before, most_islands = self.quorum, len(self._method.living_workers)

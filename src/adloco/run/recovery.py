@@ -78,7 +78,7 @@ def load_newest_good(
     unusable: list[Unusable] = []
     for name in names:
         sharing = _Sharing(folder / name, copies.get(name, {}), placement)
-        lost = sharing.get([RUN]) or sharing.several_saves()
+        lost = sharing.get([RUN]) or sharing.choose_save()
         if not lost:
             numbers = of_workers(sharing.parts[RUN]["algorithm"], workers)
             lost = sharing.get(local_parts(numbers, placement))
@@ -167,10 +167,27 @@ class _Sharing:
                 senders.append(receiver)
         return {}
 
-    def several_saves(self) -> dict[str, str]:
-        """Error texts if ranks have the part `run` of different saves, as `get` returns it."""
-        saves = self._placement.all_values(self.parts[RUN][SAVE])
-        return {RUN: f"{RUN} differs between machines"} if len({*saves}) > 1 else {}
+    def choose_save(self) -> dict[str, str]:
+        """If ranks have the part `run` of different saves, take the one that is in memory.
+
+        A machine that comes back can have another save of the round on its disk, which the others
+        have trained again since.
+
+        Returns:
+            As `get`: an error text if none of these saves, or several, are in memory.
+        """
+        placement = self._placement
+        saves = placement.all_values(self.parts[RUN][SAVE])
+        if len({*saves}) == 1:
+            return {}
+        in_memory = placement.all_values(RUN in self._copies)
+        holders = [rank for rank, held in enumerate(in_memory) if held]
+        if len({saves[rank] for rank in holders}) != 1:
+            return {RUN: f"{RUN} differs between machines"}
+        for receiver, save in enumerate(saves):
+            if save != saves[holders[0]]:
+                self._transfer(RUN, {}, holders, receiver)
+        return {}
 
     def _transfer(
         self, part: str, spare: dict[str, Any], senders: Sequence[int], receiver: int

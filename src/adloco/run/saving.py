@@ -111,10 +111,8 @@ class Saving:
         Raises:
             ValueError: There is no room for the last checkpoint.
         """
-        self.wait()
-        self.look()
         self._newest_began = time.monotonic()
-        if name == self.newest:  # No step was trained since the run was resumed.
+        if self.has(name):  # No step was trained since the run was resumed.
             return
         if not last:
             self._copy(content)
@@ -127,6 +125,12 @@ class Saving:
                 f"the last checkpoint of the run {self._problem(error)}; make room there, then "
                 f"resume from {self.newest} with: adloco train --resume {self._folder}"
             ) from error
+
+    def has(self, name: str) -> bool:
+        """True if all ranks have written this checkpoint, the newest; waits for one in progress."""
+        self.wait()
+        self.look()
+        return name == self.newest
 
     @contextmanager
     def overdue(self, seconds: float, save: Callable[[], None]) -> Iterator[None]:
