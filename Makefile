@@ -26,8 +26,9 @@ train: install
 bench: install
 	$(VENV)/bin/python benchmarks/bench.py $(ARGS)
 
-# Several processes of pytest (tests/conftest.py says how many), with one thread of torch each.
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
+# Several processes of pytest (tests/conftest.py says how many). They keep the bytecode of adloco and
+# of the tests, which each rank would compile again otherwise.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 test: install
 	$(PYTEST)

@@ -66,6 +66,7 @@ from links_network import (
 
 INSIDE, CLONE_NEWPID = "CHAOS_INSIDE", 0x20000000
 WORK, DISK = PRIVATE_FOLDER / "chaos", "48m"
+SECRET = WORK / "secret"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 SETTINGS = f"""
 --data.path {WORK}/text.txt --data.cache {WORK}/cache --data.tokenizer bytes
@@ -119,6 +120,12 @@ def torchrun(node: int) -> str:
 
 
 EVERYWHERE = ("kill", "stop", "term", "disk", "damage")
+APART = (
+    f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_rank_failure replace "
+    "--run.copy_every 1"
+)
+"""Two machines without a shared folder, as docs/clusters.md has them: each keeps copies of what the
+other has on its disk."""
 MODES = {
     "one": Mode(kinds=EVERYWHERE),
     "ranks": Mode(kinds=(*EVERYWHERE, "launcher"), flags="--ranks 2"),
@@ -136,12 +143,16 @@ MODES = {
         flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_rank_failure replace",
         launchers=("", ""),
     ),
-    # Machines without a shared folder, as docs/clusters.md has them: each keeps copies of what the
-    # other has on its disk.
     "disks": Mode(
         kinds=(*EVERYWHERE, "launcher", "leave", "cut", "half-open", LONG_CUT),
-        flags=f"--ranks 2 --machines 2 --meet {address(0)}:29400 --run.on_rank_failure replace "
-        "--run.copy_every 1",
+        flags=APART,
+        launchers=("", ""),
+        own_disks=True,
+    ),
+    # The same, where all that meet must know a secret.
+    "secret": Mode(
+        kinds=("kill", "launcher", "cut", "half-open", LONG_CUT),
+        flags=f"{APART} --run.secret_file {SECRET}",
         launchers=("", ""),
         own_disks=True,
     ),
@@ -226,6 +237,8 @@ class Campaign:
         self._undisturbed: dict[tuple[str, int], RunFiles] = {}
         """By mode and number of rounds."""
         WORK.mkdir()
+        SECRET.touch(0o600)
+        SECRET.write_text("of all machines of this run\n")
         draw = random.Random(seed)
         text = (" ".join(draw.choices(WORDS, k=8)) for _ in range(2400))
         (WORK / "text.txt").write_text("\n".join(text))

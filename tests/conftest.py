@@ -1,6 +1,7 @@
 """Fixtures: a small corpus and the settings of a run that takes seconds."""
 
 import atexit
+import multiprocessing
 import os
 import random
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,16 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="adloco-tests-")
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
+# Before torch is imported: several processes of pytest and many ranks share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Folders of tests are in memory where there is room: runs write many small files, each to disk.
+SHARED_MEMORY = Path("/dev/shm")
+if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
+
 SMALL = {
-    "run.tokens": "16000",
+    "run.tokens": "8000",
     "run.checkpoint_every": "5",
     "run.trackers": "none",
     "model.hidden_size": "32",
@@ -153,6 +163,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the server of `warm_python` once for all processes of pytest."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         server.start_server()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_ranks() -> None:
+    """Let the ranks of `run_on_ranks` find imported what most of them need."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*server.PRELOADED])
+    forkserver.ensure_running()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -60,7 +60,7 @@ def cases(named: Mapping[str, Sequence[Any]], default: Collection[str]) -> list[
 
 TWO_WORKERS_PLACED = cases(
     {"workers": (2, 1, 1), "DDP": (2, 1, 2), "FSDP2": (2, 2, 1), "HSDP": (4, 2, 2)},
-    default=("workers", "HSDP"),
+    default=("workers", "FSDP2"),
 )
 """Ranks, shards and replicas for a run of two workers."""
 

@@ -51,6 +51,7 @@ def words(small: list[str]) -> list[str]:
     pairs = [(small[at], small[at + 1]) for at in range(0, len(small), 2)]
     other = ("--model.", "--data.path")
     kept = [word for pair in pairs if not pair[0].startswith(other) for word in pair]
+    kept += ["--run.tokens", "16000"]
     return [*kept, *(word for key, value in FLAGS.items() for word in (f"--{key}", value))]
 
 

@@ -61,6 +61,7 @@ def test_the_tables(frontier: Any, tmp_path: Path) -> None:
     assert "| 1 | diverged | - |" in trials
 
 
+@pytest.mark.nightly
 def test_one_worker_stands_for_four_that_reduce_at_each_step(
     frontier: Any, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_the_law_of_invented_gaps(
         gap.law(few)
 
 
+@pytest.mark.nightly
 def test_a_tiny_grid_is_trained_once(
     gap: Any, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

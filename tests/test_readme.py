@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
-from tests.pages import DESCRIBES_LAB, README, ROOT, blocks, console_lines
+from tests.pages import README, ROOT, blocks, console_lines
 
 QUICK_START = ROOT / "docs" / "quick-start.md"
 START, LOOP = blocks(README, "python")
@@ -55,7 +55,9 @@ def test_the_loop_runs() -> None:
     exec(LOOP, {})
 
 
-@pytest.mark.parametrize("file", ["own_loop.py", "own_model.py"])
+@pytest.mark.parametrize(
+    "file", ["own_loop.py", pytest.param("own_model.py", marks=pytest.mark.nightly)]
+)
 def test_examples_run(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile((ROOT / "examples" / file).read_text(), file, "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
@@ -126,18 +128,12 @@ def run_commands(lines: list[str], small: list[str]) -> None:
         assert main([*words, *(sizes if of_a_recipe else [])]) == 0, line
 
 
-@pytest.mark.parametrize(
-    "page", [README, pytest.param(QUICK_START, marks=DESCRIBES_LAB)], ids=lambda page: page.stem
-)
-def test_commands_run(
-    page: Path, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_run(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that start processes are left to tests of their own and the nightly job."""
     monkeypatch.chdir(tmp_path)
-    alone = [line for line in commands(page) if not re.search("--ranks|compare", line)]
+    alone = [line for line in commands(README) if not re.search("--ranks|compare", line)]
     run_commands(alone, small)
-    folder = "my-diloco" if page == README else "first"
-    assert (tmp_path / "runs" / folder / "report.html").exists()
+    assert (tmp_path / "runs" / "my-diloco" / "report.html").exists()
 
 
 @pytest.mark.nightly

@@ -15,6 +15,7 @@ def study() -> Any:
         return import_module("studies")
 
 
+@pytest.mark.nightly
 def test_every_arm_of_a_study_has_as_many_trials(study: Any) -> None:
     for name, each_study in study.STUDIES.items():
         assert each_study.against in each_study.arms

@@ -191,7 +191,7 @@ def test_a_bf16_model_learns(streaming: bool) -> None:
             "islands of replicas": (4, 1, 2),
             "HSDP": (4, 2, 2),
         },
-        default=("two ranks", "HSDP"),
+        default=("two ranks", "shards"),
     ),
 )
 def test_a_bf16_model_learns_the_same_on_every_placement(

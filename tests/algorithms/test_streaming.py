@@ -580,6 +580,7 @@ def test_cosine_and_error_of_a_round() -> None:
         assert report.wire_error == 0 if wire is None else 0.01 < report.wire_error < bound  # type: ignore[operator]
 
 
+@pytest.mark.nightly
 def test_lossy_formats_train_nearly_as_fp32_does() -> None:
     formats = (None, Int4(), Int2(block=16), TopK(chunk=16, density=0.25))
     losses = [list(language_run(wire=wire).rounds(30))[-1].train_loss for wire in formats]

@@ -243,7 +243,7 @@ def finished(
     """A run folder, trained on the file tmp_path/text.txt."""
     text = tmp_path / "text.txt"
     text.write_text("".join(path.read_text() for path in sorted(corpus.iterdir())))
-    assert main(["train", "adloco", *small, "--run.tokens", "4000", "--data.path", str(text)]) == 0
+    assert main(["train", "adloco", *small, "--run.tokens", "2000", "--data.path", str(text)]) == 0
     capsys.readouterr()
     return tmp_path / "run"
 
@@ -272,7 +272,7 @@ def test_another_text_than_the_run_began_with(
     [
         ("intermediate_size = 48", "intermediate_size = 64"),
         ("seed = 0", "seed = 5"),
-        ("total_tokens = 4000", "total_tokens = 9000"),
+        ("total_tokens = 2000", "total_tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
             'format = "int2"\nblock = 256\n',

@@ -78,7 +78,7 @@ def names() -> st.SearchStrategy[str]:
     return st.sampled_from(sorted({name for recipe in recipes for name in recipe}))
 
 
-@cheap_and(many=5000, cheap=40)
+@cheap_and(many=5000, cheap=10)
 def test_values_of_settings(examples: int) -> None:
     recipe = read_values("adloco")
 
@@ -90,7 +90,7 @@ def test_values_of_settings(examples: int) -> None:
     fuzz(examples, check, name=names(), value=VALUES)
 
 
-@cheap_and(many=5000, cheap=40)
+@cheap_and(many=5000, cheap=10)
 def test_settings_on_the_line(examples: int) -> None:
     recipe = read_values("adloco")
 
@@ -100,7 +100,7 @@ def test_settings_on_the_line(examples: int) -> None:
     fuzz(examples, check, name=names(), text=TEXTS | st.floats().map(str) | st.integers().map(str))
 
 
-@cheap_and(many=3000, cheap=20)
+@cheap_and(many=3000, cheap=5)
 def test_texts_of_recipes(examples: int, tmp_path: Path) -> None:
     whole = [to_toml(build_recipe(read_values(recipe))).encode() for recipe in shipped_recipes()]
 
@@ -116,7 +116,7 @@ def test_texts_of_recipes(examples: int, tmp_path: Path) -> None:
     fuzz(examples, check, text=st.sampled_from(whole), changes=st.lists(place, max_size=4))
 
 
-@cheap_and(many=500, cheap=6)
+@cheap_and(many=500, cheap=2)
 def test_files_with_flipped_bits(
     examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +133,7 @@ def test_files_with_flipped_bits(
     fuzz(examples, check, file=st.sampled_from(sorted(DAMAGED)), bits=BITS)
 
 
-@cheap_and(many=500, cheap=6)
+@cheap_and(many=500, cheap=2)
 def test_resume_with_flipped_bits(
     examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,7 +175,7 @@ if lab_modules("command"):
     OPTIONS["gradients"] = ("--samples", "--batch", "--trainer", "--checkpoint")
 
 
-@cheap_and(many=500, cheap=10)
+@cheap_and(many=500, cheap=5)
 def test_options_of_commands_that_read_a_run(
     examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +196,7 @@ def test_options_of_commands_that_read_a_run(
     fuzz(examples, check, option=st.sampled_from(options), value=WORDS)
 
 
-@cheap_and(many=1000, cheap=20)
+@cheap_and(many=1000, cheap=5)
 def test_options_of_commands_that_plan(
     examples: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

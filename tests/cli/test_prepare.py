@@ -155,6 +155,7 @@ def test_a_bad_row_late_in_a_preparation(
     )
 
 
+@pytest.mark.nightly
 def test_preparing_a_path_and_an_endless_stream(
     corpus: Path,
     small: list[str],
@@ -290,6 +291,7 @@ def test_c4_with_the_llama_vocabulary(streaming: bool, small: list[str], tmp_pat
     assert json.loads(meta.read_text())["rows"] == (20 + 256 if streaming else 120)
 
 
+@pytest.mark.nightly
 @needs_shared_data
 def test_a_stream_of_c4_cut_in_the_middle_prepares_the_same_cache(tmp_path: Path) -> None:
     from adloco.data.data_settings import DataSettings

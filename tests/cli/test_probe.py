@@ -146,7 +146,7 @@ def test_throughput_of_chosen_micro_batches(
     found = read_cluster(cluster)
     assert list(found.samples_per_second) == [1, 2]
     heading = cluster.read_text().splitlines()[0]
-    assert re.search(r"on \d{4}-\d\d-\d\d with single --run.tokens 16000 .*; edit", heading)
+    assert re.search(r"on \d{4}-\d\d-\d\d with single --run.tokens 8000 .*; edit", heading)
 
 
 @pytest.mark.nightly

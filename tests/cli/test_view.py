@@ -31,7 +31,16 @@ from adloco.run.training_run import TrainingRun
 
 @pytest.fixture
 def run(small: list[str]) -> TrainingRun:
-    words = ["--batch.initial", "8", "--batch.minimum", "8", "--switch.multiplier", "2"]
+    words = [
+        "--run.tokens",
+        "16000",
+        "--batch.initial",
+        "8",
+        "--batch.minimum",
+        "8",
+        "--switch.multiplier",
+        "2",
+    ]
     words += ["--merge.first_round", "2", "--wire.format", "int4"]
     settings, _ = take_settings([*small, *words])
     return TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
@@ -182,9 +191,9 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
 
 
 def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
-    settings, _ = take_settings(
-        [*small, "--wire.format", "int8", "--streaming.fragments", "2", "--streaming.tau", "1"]
-    )
+    words = ["--run.tokens", "16000", "--wire.format", "int8"]
+    words += ["--streaming.fragments", "2", "--streaming.tau", "1"]
+    settings, _ = take_settings([*small, *words])
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
     plain, live = Console(width=200, record=True), Console(width=200, record=True)
     view, living = PlainView(plain, "int8", run.recipe.task.measures), LiveView(run)

@@ -81,7 +81,7 @@ def arms(shards: int, replicas: int) -> dict[str, tuple[list[Tensor], float]]:
     }
 
 
-@pytest.mark.parametrize(("shards", "replicas"), cases(PLACES, default=("DDP", "HSDP")))
+@pytest.mark.parametrize(("shards", "replicas"), cases(PLACES, default=("DDP",)))
 def test_fifty_steps_and_their_bytes(shards: int, replicas: int) -> None:
     """The parameters are those of one process, also with blocks that cross the borders of shards.
     Beside the bytes of AdamW, shards go to their owner and back, and then to the other replicas.
@@ -123,7 +123,7 @@ def moved(shards: int, replicas: int, state: dict[str, Any] | None) -> dict[str,
     return run.state_dict()
 
 
-@pytest.mark.parametrize(("shards", "replicas"), cases(PLACES, default=("HSDP",)))
+@pytest.mark.parametrize(("shards", "replicas"), cases(PLACES, default=("FSDP2",)))
 def test_a_checkpoint_goes_from_one_placement_to_another(shards: int, replicas: int) -> None:
     here = moved(1, 1, moved(1, 1, None))
     there, *_ = run_on_ranks(moved, shards * replicas, shards, replicas, moved(1, 1, None))

@@ -100,6 +100,7 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
     assert_undisturbed(words, folder, tmp_path / "whole")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("warm_python")
 def test_the_others_continue_without_the_workers_of_a_failed_rank(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

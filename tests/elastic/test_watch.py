@@ -142,6 +142,7 @@ with group(second):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("warm_python")
 def test_a_rank_that_freezes_while_the_group_is_made_has_failed(store: Any) -> None:
     """The others wait in the backend for its address, and for no longer than a silence takes."""
@@ -175,6 +176,7 @@ with process_group(0.5, watch=watch, quorum=quorum):
 """
 
 
+@pytest.mark.nightly
 def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
     """As gloo does now and then. The others take it for killed, and it comes back."""
     with ranks_of(STUCK, 2) as processes:
@@ -196,6 +198,7 @@ input()
 """
 
 
+@pytest.mark.nightly
 def test_a_run_whose_store_has_ended_may_be_started_again(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,6 +212,7 @@ def peak_of_a_rank(shards: int) -> tuple[int, int]:
     return most, run.num_parameters
 
 
+@pytest.mark.nightly
 def test_no_rank_ever_holds_the_whole_of_a_sharded_model() -> None:
     for most, elements in run_on_ranks(peak_of_a_rank, 4, 4):
         assert most < 0.45 * elements  # A quarter, and one of eight blocks whole.

@@ -86,7 +86,10 @@ def test_a_merge_has_the_mean_of_the_logarithms_and_the_variance_of_the_mixture(
     )
 
 
-@pytest.mark.parametrize(("rounds", "goal"), [(20, 0.6), (60, 0.75), (300, 0.95)])
+@pytest.mark.parametrize(
+    ("rounds", "goal"),
+    [(20, 0.6), (60, 0.75), pytest.param(300, 0.95, marks=pytest.mark.nightly)],
+)
 def test_the_beginning_of_a_run_is_forgotten(rounds: int, goal: float) -> None:
     """|G|^2 falls 300-fold within a tenth of the run, then 4-fold; S = 4, and a round has eight
     tests of 8 samples, each of 64 in all that are trained on.

@@ -73,6 +73,7 @@ def without_checkpoints(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: line[key] for key in line if key != "bytes_checkpoint"} for line in lines]
 
 
+@pytest.mark.nightly
 def test_each_keeps_its_own_parts_and_fetches_what_it_lacks(
     small: list[str], tmp_path: Path
 ) -> None:

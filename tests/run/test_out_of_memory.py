@@ -101,7 +101,7 @@ def test_an_island_continues_with_smaller_micro_batches(
     """If `by_hand`, the same is trained from that checkpoint on with the limit as a setting."""
     run, other, fits = tmp_path / "run", tmp_path / "other", limits[-1]
     with small_rank(tmp_path / "startup", large=4, fits=fits):
-        done = train([*FLAGS, *small, *island])
+        done = train([*FLAGS, *small, "--run.tokens", "16000", *island])
     assert done.returncode == 0, done.stderr
     said = [
         line

@@ -79,7 +79,8 @@ def test_tensorboard_holds_the_numbers_of_the_metrics_also_after_a_resume(
     """Rounds 2 and 3 are trained twice, with the folder left after the third and the only
     checkpoint before the first.
     """
-    assert main(["train", "adloco", *small, "--run.trackers", "auto"]) == 0
+    short = ["--run.tokens", "8000"]
+    assert main(["train", "adloco", *small, *short, "--run.trackers", "auto"]) == 0
     whole, parts = tmp_path / "run", tmp_path / "parts"
     assert same_as_metrics(whole) > 3
 
@@ -224,6 +225,7 @@ assert not torch.distributed.is_initialized()
 """
 
 
+@pytest.mark.nightly
 def test_accelerate_starts_no_process_group_and_sets_no_threads(tmp_path: Path) -> None:
     """This process is rank 0 of two; starting a process group would wait for the other rank."""
     subprocess.run(

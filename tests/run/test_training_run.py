@@ -127,7 +127,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     ),
 )
 def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_path: Path) -> None:
-    assert main(["train", name, *small]) == 0
+    assert main(["train", name, *small, "--run.tokens", "16000"]) == 0
     folder = tmp_path / "run"
     assert {path.name for path in folder.iterdir()} == {
         ".lock",
@@ -621,6 +621,7 @@ def test_a_run_that_another_process_has_trained_is_read_again_first(
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.nightly
 def test_a_run_keeps_the_record_of_one_round(small: list[str]) -> None:
     """Records are read from their file when they are needed, so that memory does not grow."""
     run = make_run("diloco", [*small, "--run.rounds", "5", "--run.keep_best"])

@@ -156,6 +156,7 @@ def test_same_seed_same_model() -> None:
     assert any(not a.equal(c) for a, _, c in pairs)
 
 
+@pytest.mark.nightly
 def test_a_periodic_text_is_memorised_and_continued() -> None:
     period = list(b"the quick brown fox; ")
     tokens = np.array(period * 100, dtype=np.uint16)

@@ -302,9 +302,10 @@ class TrainingRun:
             content = cache(self._checkpoint)
             if report is None:
                 ends, self._told = self.placement.any(self._told), False
-                # This rank may leave, and take its disk along. Memory and disk have the same save of
-                # a round, or a rank that has only the disk's would not fit to the others.
-                if self.copies and self.copies.made and not self.saving.has(self._checkpoint_name()):
+                # This rank may leave, and take its disk along. What is on disk is not copied again:
+                # a rank with only the disk's save would not fit to others with another one.
+                copies = self.copies is not None and self.copies.made
+                if copies and not self.saving.has(self._checkpoint_name()):
                     self._copy(content)
                 self._save(content, last=ends)
                 if ends:

@@ -206,7 +206,7 @@ def expected(
     ("shards", "replicas"),
     cases(
         {"one process": (1, 1), "DDP": (1, 2), "FSDP2": (2, 1), "HSDP": (2, 2), "3 shards": (3, 1)},
-        default=("one process", "DDP", "HSDP"),
+        default=("one process", "DDP", "FSDP2"),
     ),
 )
 def test_they_are_those_of_the_samples(shards: int, replicas: int) -> None:
