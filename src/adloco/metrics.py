@@ -1,10 +1,12 @@
 """The numbers of metrics.jsonl: each is described once, in the tables below or by its task.
 
-A number begins in a worker's `WorkerRound` (`algorithms/worker_round.py`), which all ranks gather;
+Most numbers begin in a worker's `WorkerRound` (`algorithms/worker_round.py`), which all ranks
+gather, others in a trainer's controller, the counts of traffic, and the options;
 `algorithms/make_reports.py` computes the reports from these, and `round_record`
 (`run/round_numbers.py`) copies fields of reports by name into a line of metrics.jsonl, with a few
-that the run adds. Records, summary, report, view and trackers use these tables, and a test compares
-docs/run-folder.md with them.
+that the run adds. Records, summary, report, view and trackers use these tables: the page has a
+chart of each metric with a `panel`, whose titles and texts are in `report/panels.py`. A test
+compares docs/run-folder.md with the tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -210,7 +212,7 @@ def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> lis
 
 def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
     """The parts of a line that have the numbers of `per`: one for the round or its syncs, else one
-    for each trainer, worker or phase.
+    for each trainer, worker, island or phase.
     """
     match per:
         case "round":

@@ -226,7 +226,7 @@ class AdLoCo:
     def average_replicas(self) -> None:
         """If syncs have left workers diverged, set each trainer's model to the mean of its workers.
 
-        The mean is weighted by the last round's samples. Call it on all ranks, between rounds.
+        The mean is weighted as a sync of the last round is. Call it on all ranks, between rounds.
 
         Raises:
             ValueError: A round is in progress.

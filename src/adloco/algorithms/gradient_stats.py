@@ -1,7 +1,8 @@
 """The gradient statistics of a test step, taken while its gradient is computed (docs/method.md).
 
 The groups of the statistics are the micro-batches of the step's plan; g_j is the mean gradient of
-group j, and gbar that of the whole batch. Hooks measure |g_j|^2 while gradients are accumulated.
+group j, and gbar that of the whole batch. |g_j|^2 is measured while gradients are accumulated: by
+hooks, and on shards where their sums arrive (`distributed/parallel/fsdp.py`).
 `rules.moments` has the formulas. A batch rule may name another `Measurement`.
 """
 

@@ -1,12 +1,12 @@
 """The outer step: the workers' parameters become one update of the global parameters.
 
 DiLoCo (arXiv 2311.08105, algorithm 1): pseudo_gradient = global - worker, so that descent on it
-moves towards the workers. It is averaged over the workers with their samples as weights
-(`fill_weighted` in comm/buckets.py, for the wire formats comm/compressed.py), and any torch
-optimizer, which `optimizers.OuterOptimizer` makes, takes a step with it. Then the workers start
-from the new global parameters. The parameters may be cut into fragments that are synced one after
-another while training continues (Streaming DiLoCo, arXiv 2501.18512), by the events of
-`rules/sync_schedule.py`.
+moves towards the workers. It is averaged over the workers, with their samples as weights unless
+`outer.weights` or a stage gives others (`fill_weighted` in comm/buckets.py, for the wire formats
+comm/compressed.py), and any torch optimizer, which `optimizers.OuterOptimizer` makes, takes a step
+with it. Then the workers start from the new global parameters. The parameters may be cut into
+fragments that are synced one after another while training continues (Streaming DiLoCo, arXiv
+2501.18512), by the events of `rules/sync_schedule.py`.
 """
 
 import copy
@@ -64,8 +64,8 @@ class OuterSync:
         Args:
             event: What to do, and with which fragment.
             replicas: The local workers of the trainer.
-            weights: Each one's share of the trainer's samples; over all ranks they add up to 1.
-                Not used to finish a mean.
+            weights: Each one's weight, usually its share of the trainer's samples; over all ranks
+                they add up to 1. Not used to finish a mean.
             comm: Reductions among all workers of the trainer.
 
         Returns:

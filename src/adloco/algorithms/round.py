@@ -231,7 +231,7 @@ class Round:
 def average_replicas(state: RunState, parts: RoundParts) -> None:
     """If workers have diverged, set each trainer's model to the mean of its workers.
 
-    The mean is weighted by the last round's samples. Called on all ranks, between rounds.
+    The mean is weighted as a sync of the last round is. Called on all ranks, between rounds.
     """
     if state.diverged:
         given = parts.syncing.weights.of(state.last_samples)

@@ -46,9 +46,10 @@ class RunState:
     diverged: bool = False
     """True if workers' parameters differ from their trainer's global ones between rounds."""
     last_samples: dict[int, float] = field(default_factory=dict)
-    """Samples of each worker of the run in the last complete round, by id."""
+    """Samples of each worker of the run in the last round, by id: a complete one, or the one in
+    progress at the checkpoint that was loaded."""
     stages: Sequence[Stage] = ()
-    """Stages of the run's options, in the order in which they are called."""
+    """What acts between rounds, in the order in which it is called."""
 
     @property
     def in_round(self) -> bool:
@@ -86,8 +87,8 @@ class RunState:
         Called on all ranks.
 
         Args:
-            samples: Samples of every worker of the run, by id. A worker's weight is its share of
-                its trainer's samples.
+            samples: Samples of every worker of the run, by id, or another measure of its weight
+                (`outer.weights`, stages). A worker's weight is its share of its trainer's sum.
             placement: Where all workers live.
 
         Yields:

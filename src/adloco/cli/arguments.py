@@ -1,5 +1,10 @@
 """The commands of the line: a class for each, whose fields are its arguments; and the settings of a
 recipe, which may stand anywhere on the line.
+
+A setting has no argparse entry. `take_settings` cuts `--section.key VALUE` out of the line,
+`override` (`config/recipe.py`) puts the text into the recipe's values, and `build_recipe` converts
+it to the type of the field (`config/values.py`). `settings_help` (`cli/settings_help.py`) lists the
+fields' docstrings.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Registers: the classes among which a setting such as `batch.rule` chooses.
 
-A register finds the classes of one package that declare a `key`, so a new choice takes only a new
-file in the folder. A class of the user's own is named by a dotted path, as in
-`batch.rule = "mypackage.rules:MyRule"`.
+A register finds the classes of a package or module, and those of lab/, that declare a `key`, so a
+new choice takes only a new file in the folder. A class of the user's own is named by a dotted path,
+as in `batch.rule = "mypackage.rules:MyRule"`.
 """
 
 import difflib

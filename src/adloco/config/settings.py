@@ -76,7 +76,7 @@ class RunSettings:
     """
     silent_seconds: float = setting(60.0, resume="free")
     """A rank that gives no sign of life for so long is stopped or cut off, and has failed. One that
-    computes, or waits, gives several a second, however long its rounds are.
+    computes, or waits, gives two a second, however long its rounds are.
     """
     timeout_seconds: float = setting(600.0, resume="free")
     """Time in which all ranks must have started. A rank that gives signs of life and is slow is

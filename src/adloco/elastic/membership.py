@@ -91,9 +91,9 @@ TABLE = {
 }
 """(State of a process, what is seen of it) -> its state then, and what is done.
 
-Three rows are not looked up, because the code that makes the observation has one answer to it: a
-closed connection (`regroup.py`), a request to join (`meeting.can_grow`), and the quorum with a
-process that joins (`meeting.join`).
+Three rows are not looked up, because there is one answer to the observation: a closed connection
+(`regroup.py` answers), a request to join (`meeting.can_grow`), and the quorum with a process that
+joins (`meeting.join`).
 """
 
 

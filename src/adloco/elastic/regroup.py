@@ -1,5 +1,6 @@
 """This process's part in a run whose ranks recover: after a rank has failed, or has returned, all
-that remain meet again and train from the newest checkpoint (`run.on_rank_failure`).
+that remain meet again and train from the newest checkpoint, or from newer copies in memory
+(`run.on_rank_failure`; on CPUs).
 """
 
 import gc

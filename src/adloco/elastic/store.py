@@ -23,7 +23,8 @@ class Decision:
 
     members: list[int]
     failed: list[int]
-    """Ids of the members before that gave no sign of life."""
+    """Ids of the members before that a launcher or another rank says are gone, or that gave no sign
+    of life."""
     shape: list[int]
     """Shards and replicas of an island."""
 

@@ -27,9 +27,9 @@ from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.errors import OtherRankError, RankFailureError
 
 BEATS = 4
-"""Heartbeats, and looks at those of the others, in silent_seconds."""
+"""Looks at the heartbeats of the others in silent_seconds, and the fewest own ones."""
 BEAT_SECONDS = 0.5
-"""The longest time from one sign of life to the next."""
+"""The longest time from one heartbeat to the next."""
 SILENT_SECONDS = 3.0
 """A rank that others know to be in trouble has failed without a sign of life for so long; one that
 lives gives several.

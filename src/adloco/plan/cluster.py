@@ -19,7 +19,9 @@ SECONDS_PER_DAY = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Islands joined by slow links. Each serves one worker."""
+    """Islands joined by slow links. Each serves one worker, or a part of the one of data-parallel
+    training.
+    """
 
     islands: int
     """Number of islands."""

@@ -8,7 +8,8 @@ largest of W normal sums.
 
 Transfers. Each fragment is in flight while tau steps are trained, and only what takes longer is
 waited for. Plain syncs have F = 1 and tau = 0. Data-parallel training syncs in each step, and its
-gradients leave in buckets during the backward pass (`plan/gradient_buckets.py`).
+gradients, unless they are sharded, leave in buckets during the backward pass
+(`plan/gradient_buckets.py`).
 
 Failures come at a rate R to the whole cluster, independently of each other; a round in which one
 comes is trained again after a restart. A round of T seconds then takes

@@ -60,9 +60,9 @@ CAPTIONS = {
     ),
     "communication": (
         "Communication",
-        "All since the start, for each worker. Healthy: what is sent stays far below what "
-        "data-parallel training would have sent in as many steps. Each merge adds a step, because "
-        "it averages whole models.",
+        "All since the start, for each worker (inside islands, for each rank). Healthy: what is "
+        "sent stays far below what data-parallel training would have sent in as many steps. Each "
+        "merge adds a step, because it averages whole models.",
     ),
     "wire": (
         "Syncs",

@@ -1,7 +1,9 @@
 """A trainer's requested batch over time (docs/method.md).
 
-After the tests of a round, S, |G|^2 and Var<g_i, G> are each followed by a filter (`level.py`), a
-batch rule is asked for a batch, and guards limit the answer.
+After the tests of a round, S, |G|^2 and Var<g_i, G> are each followed by a filter (`level.py`): a
+normal distribution of the logarithm, which widens with the logarithm of the samples seen, and which
+each test multiplies by its likelihood. With the medians a batch rule is asked for a batch, and
+guards limit the answer.
 """
 
 import math

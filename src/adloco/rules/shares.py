@@ -1,8 +1,8 @@
 """Splits a trainer's batch over its workers: evenly, or by measured speed, so that no worker waits
 long at a sync.
 
-Unequal shares bias no estimate: pseudo-gradients are averaged with the samples as weights, and the
-moments of the norm test include each worker's number of samples.
+Unequal shares bias no estimate: pseudo-gradients are averaged with the samples as weights (unless
+`outer.weights` is equal), and the moments of the norm test include each worker's number of samples.
 """
 
 import math

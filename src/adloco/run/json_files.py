@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +100,7 @@ class RoundLines:
         self.file = file
         self._rise = rise
         self._size, self._hash = 0, hashlib.sha256()
+        self._gone: list[int] = []
 
     def add(self, lines: Iterable[Record]) -> None:
         """Append lines."""
@@ -138,11 +139,44 @@ class RoundLines:
             write_text(self.file, text_of(kept))
         content = self._written()
         self._size, self._hash = len(content), hashlib.sha256(content)
-        return _gone(kept, rounds)
+        self._gone = _gone(kept, rounds)
+        return self._gone
+
+    def gone(self, rounds: int) -> list[int]:
+        """The rounds up to this one that have no line."""
+        return _gone(read_lines(self.file), rounds)
+
+    def of_rounds(self, rounds: Collection[int]) -> list[Record]:
+        """The lines of these rounds."""
+        return [line for line in read_lines(self.file) if line["round"] in rounds]
+
+    def insert(self, lines: Sequence[Record]) -> None:
+        """Put lines into their places, instead of others of the same rounds."""
+        rounds = {line["round"] for line in lines}
+        kept = [line for line in read_lines(self.file) if line["round"] not in rounds]
+        write_text(self.file, text_of(sorted([*kept, *lines], key=lambda line: line["round"])))
 
     def digest(self) -> list[Any]:
-        """The size and the SHA-256 of what the run has written, for a checkpoint."""
-        return [self._size, self._hash.hexdigest()]
+        """The size and the SHA-256 of what the run has written, and the rounds that it had lost
+        when it was resumed, for a checkpoint.
+        """
+        return [self._size, self._hash.hexdigest(), *self._gone]
+
+    def unchanged(self, digest: Sequence[Any]) -> bool:
+        """True if the file begins with what the run had written.
+
+        digest: From `digest`, at a checkpoint.
+        """
+        size, expected, *gone = digest
+        written = self._written(-1 if gone else size)
+        if gone:  # They may have come back from another machine.
+            written = b"".join(
+                line
+                for line in written.splitlines(keepends=True)
+                if line.endswith(b"\n")
+                and _parse(line, self.file, "a line", OfRound)["round"] not in gone
+            )[:size]
+        return hashlib.sha256(written).hexdigest() == expected
 
     def check_unchanged(self, digest: Sequence[Any], rounds: int) -> None:
         """Raise ValueError if the file has other lines than those that the run wrote.
@@ -153,10 +187,8 @@ class RoundLines:
             digest: From `digest`, at a checkpoint.
             rounds: Complete rounds at the checkpoint.
         """
-        size, expected = digest
-        same = hashlib.sha256(self._written(size)).hexdigest() == expected
         require(
-            same or bool(_gone(read_lines(self.file), rounds)),
+            self.unchanged(digest) or not {*self.gone(rounds)} <= {*digest[2:]},
             f"{self.file} is not what the run wrote: lines up to round {rounds} were changed "
             "since its checkpoint; restore it from a copy, or remove it to continue without",
         )

@@ -4,16 +4,20 @@ What a machine's folder has already stays.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.messages import all_states, broadcast_state
 from adloco.distributed.placement.placement import Placement
+from adloco.metrics import Record
 from adloco.run.checkpoint import list_all
 from adloco.run.folder import CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE, TOKENIZER
+from adloco.run.records import Records
 from adloco.whole_file import make_folder, write_bytes
 
 
@@ -62,6 +66,54 @@ def fetch_folder(folder: Path) -> None:
                 make_folder((folder / name).parent)
                 write_bytes(folder / name, content.numpy().tobytes())
         broadcast_state(None, rank)
+
+
+def fetch_records(
+    records: Records, digests: Mapping[str, Sequence[Any]], rounds: int, placement: Placement
+) -> None:
+    """Give rank 0 the lines of records up to this round that it lacks and another machine has,
+    where rank 0 was before. Called on all ranks.
+
+    Args:
+        records: Of the folder that this process sees.
+        digests: Of the records at the checkpoint from which the run resumes. A machine that has
+            these lines was rank 0's then, and rank 0 may have others, which were trained again.
+        rounds: Complete rounds at the checkpoint.
+        placement: The ranks.
+    """
+    written = placement.all_values(_unchanged(records, digests))
+    nobody = dict.fromkeys(digests, range(0))
+    writer = written.index(True) if True in written else 0
+    if writer:
+        _send(records, dict.fromkeys(digests, range(1, rounds + 1)), writer, placement)
+    gone = placement.agree(records.gone(rounds) if placement.is_rank_zero else nobody)
+    for rank in range(1, placement.num_ranks):
+        if not any(gone.values()):
+            return
+        _send(records, gone, rank, placement)
+        gone = placement.agree(records.gone(rounds) if placement.is_rank_zero else nobody)
+
+
+def _unchanged(records: Records, digests: Mapping[str, Sequence[Any]]) -> bool:
+    try:
+        return records.unchanged(digests)
+    except ValueError:  # A line is damaged; rank 0 has looked at its own.
+        return False
+
+
+def _send(
+    records: Records, rounds: Mapping[str, Sequence[int]], sender: int, placement: Placement
+) -> None:
+    """Give rank 0 the lines of these rounds that another rank sees."""
+    if placement.rank not in (0, sender):
+        return
+    found: dict[str, list[Record]] = {}
+    if placement.rank == sender:
+        with suppress(ValueError):
+            found = records.of_rounds(rounds)
+    sent = placement.transfer(found, sender, 0)
+    if placement.is_rank_zero:
+        records.insert(sent)
 
 
 def _description(folder: Path) -> dict[str, torch.Tensor]:

@@ -54,10 +54,28 @@ class Records:
         """Digests of all files (`RoundLines.digest`), for a checkpoint."""
         return {name: lines.digest() for name, lines in self._files.items()}
 
+    def unchanged(self, digests: Mapping[str, Sequence[Any]]) -> bool:
+        """True if all files begin with what the run had written at a checkpoint."""
+        return all(self._files[name].unchanged(digest) for name, digest in digests.items())
+
     def check_unchanged(self, digests: Mapping[str, Sequence[Any]], rounds: int) -> None:
         """Raise ValueError if a file has other lines than at a checkpoint; see `RoundLines`."""
         for name, digest in digests.items():
             self._files[name].check_unchanged(digest, rounds)
+
+    def gone(self, rounds: int) -> dict[str, list[int]]:
+        """For each file, the rounds up to this one that have no line."""
+        return {name: lines.gone(rounds) for name, lines in self._files.items()}
+
+    def of_rounds(self, rounds: Mapping[str, Sequence[int]]) -> dict[str, list[Record]]:
+        """For each file, the lines of these rounds."""
+        return {name: self._files[name].of_rounds(numbers) for name, numbers in rounds.items()}
+
+    def insert(self, lines: Mapping[str, Sequence[Record]]) -> None:
+        """Put lines into the files, instead of others of the same rounds."""
+        with self._needed():
+            for name, found in lines.items():
+                self._files[name].insert(found)
 
     def newest(self) -> Record:
         """The newest line of metrics.jsonl; empty if there is none."""

@@ -1,7 +1,7 @@
 """Finds the checkpoint from which a run resumes: the newest one of which every part is good.
 
-Every process reads the parts that it needs in the folder that it sees. What it does not find there,
-a process that has it sends.
+Every process takes the parts that it needs from copies in its memory, or reads them in the folder
+that it sees. What it does not find, a process that has it sends.
 """
 
 import shutil

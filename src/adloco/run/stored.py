@@ -36,6 +36,7 @@ from adloco.run.folder import (
     run_folder,
 )
 from adloco.run.json_files import read_json
+from adloco.run.machine_folders import fetch_records
 from adloco.run.part_file import DamagedCheckpointError
 from adloco.run.records import Records
 from adloco.run.recovery import Recovered, load_newest_good
@@ -114,6 +115,8 @@ def recovered_run(
     living = recipe.method.living_workers
     found = load_newest_good(folder / CHECKPOINTS, placement, living, copies)
     stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
+    rounds = stored.algorithm["rounds_done"]
+    fetch_records(Records(folder), stored.about["records"], rounds, placement)
     if placement.is_rank_zero:
         stored.check_unchanged_records()
     return stored, found

@@ -27,7 +27,7 @@ from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.topk import TopK
-from adloco.distributed.wire.wire_format import WireFormat, sums_again
+from adloco.distributed.wire.wire_format import WireFormat
 from tests.problems import cases, outer_sync, sync_all
 
 FORMATS: dict[str, tuple[WireFormat, Feedback]] = {
@@ -91,7 +91,7 @@ def by_hand(
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * decay
-    if not sums_again(wire, len(weights)):
+    if not compression.sums_again(wire, len(weights)):
         return added
     sent = [in_format(total, wire) for total in added]
     for index, (total, summed) in enumerate(zip(added, sent, strict=True)):
@@ -223,7 +223,9 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat, feedback: Feedback) -> 
     assert traffic.between == 4 * blocks * wire.block_bytes
     # In shares: each byte to its owner but for the own share, and each sum to three others.
     # Otherwise each byte to three others.
-    assert traffic.sent == pytest.approx(traffic.between * (1.5 if sums_again(wire, 4) else 3))
+    assert traffic.sent == pytest.approx(
+        traffic.between * (1.5 if compression.sums_again(wire, 4) else 3)
+    )
 
 
 def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.parallel.gradient_norms import squared_norm
-from adloco.distributed.wire.wire_format import WireFormat, sums_again
+from adloco.distributed.wire.wire_format import WireFormat
 
 PIECE = 1 << 18
 """Values that a format handles at once on a CPU: what one operation writes is still in the cache
@@ -25,6 +25,14 @@ PIECE_ON_GPU = 1 << 24
 H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of a quarter of it, and
 207 ms in pieces of a sixteenth (reproduce/LOG.md, 2026-11-23).
 """
+
+
+def sums_again(wire: WireFormat, workers: int) -> bool:
+    """True if sums over so many workers are encoded again.
+
+    Two workers' are not, because sending both their blocks takes as many bytes.
+    """
+    return wire.sums_in_blocks and workers > 2
 
 
 @dataclass(frozen=True)

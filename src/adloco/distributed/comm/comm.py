@@ -1,7 +1,8 @@
 """Sums and broadcasts among a fixed set of workers, on one island or on several.
 
 Each rank gives one entry for each worker that lives there, and callers cannot tell how many ranks
-take part: a sum has the same bits on any placement.
+take part: a sum has the same bits on any placement (in a wire format with blocks, if shards are
+whole blocks).
 """
 
 import time
@@ -28,7 +29,9 @@ from adloco.distributed.wire.wire_format import WireFormat
 
 
 class Work:
-    """A sum that has been started: its exchange runs in the background, or in `wait`."""
+    """A sum that has been started; what is left of its exchange runs in the background, or in
+    `wait`.
+    """
 
     def __init__(
         self, exchange: PlainSum | CompressedSum, transfers: Transfers | None, filled_seconds: float

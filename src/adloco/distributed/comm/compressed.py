@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks
+from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks, sums_again
 from adloco.distributed.comm.buckets import Contributions, bucket_indices, rounded_origin, sum_dtype
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.dtensor import first_element, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import ring
-from adloco.distributed.wire.wire_format import WireFormat, sums_again
+from adloco.distributed.wire.wire_format import WireFormat
 
 
 class CompressedSum:

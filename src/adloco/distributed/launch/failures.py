@@ -50,7 +50,9 @@ class Notes:
         return read_error(self.keys.get(KEY)) if self.keys.check([KEY]) else None
 
     def add(self, error: Exception) -> OtherRankError | None:
-        """Write a failure down, and return the first one unless it is this."""
+        """Write a failure down unless there is one; return the first one, but not to the rank whose
+        own error it is.
+        """
         mine = _written(error)
         seen = self.keys.compare_set(KEY, "", mine)
         ours = seen.decode(errors="replace") == mine and not isinstance(error, RankFailureError)

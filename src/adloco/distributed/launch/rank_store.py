@@ -78,7 +78,8 @@ class Quorum:
     number: int = 0
     """Number of groups that the run had before, since its processes were started."""
     members: tuple[int, ...]
-    """Ids of the processes, in the order of their ranks. An id is the rank at the start."""
+    """Ids of the processes, in the order of their ranks. An id is the rank at the start,
+    or the next free number for a process that was started later."""
     process: int
     """Id of this process."""
 

@@ -2,7 +2,8 @@
 
 A hook on each parameter receives the incoming gradient before it is added to `.grad`, once per
 backward pass and after all uses of a tied weight have been summed. So |g_j|^2 is measured without a
-second copy of the gradients. Sums are in float64.
+second copy of the gradients. Sums are in float64. On shards no hook sees a whole gradient;
+`fsdp.py` measures there, with the sums of this module.
 """
 
 import functools

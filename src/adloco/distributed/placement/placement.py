@@ -288,9 +288,9 @@ class Placement:
         return received
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
-        """Collect the items of all ranks on rank 0; other ranks get their own.
+        """Collect the items of the first ranks of all islands on rank 0; other ranks get their own.
 
-        Used for records, and not counted as traffic.
+        Used for the parts of a state, and not counted as traffic.
         """
         # Ranks send one after another, so that rank 0 holds the message of one at a time.
         collected = list(items)

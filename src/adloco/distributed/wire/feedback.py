@@ -2,7 +2,8 @@
 
 A sync is a chain. A worker adds its residual to its difference from the global parameters, encodes
 the sum in the wire format and sends it; a fraction of what the encoding has lost is its residual
-for the next sync. A wire format knows nothing of residuals, so each works with every feedback.
+for the next sync (`comm/compressed.py`, and `OuterSync.copy_to_workers` if it is kept in the
+parameters). A wire format knows nothing of residuals, so each works with every feedback.
 """
 
 from __future__ import annotations

@@ -72,14 +72,6 @@ class WireFormat(Protocol):
         ...
 
 
-def sums_again(wire: WireFormat, workers: int) -> bool:
-    """True if sums over so many workers are encoded again.
-
-    Two workers' are not, because sending both their blocks takes as many bytes.
-    """
-    return wire.sums_in_blocks and workers > 2
-
-
 def at_least(wire: WireFormat | None, floor: WireFormat) -> WireFormat | None:
     """The wire format, or `floor` if the format is sparse or has fewer bits for each value.
 

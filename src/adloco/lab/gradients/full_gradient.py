@@ -1,5 +1,5 @@
 """The full gradient of a model over many samples, and the deviation of each batch's gradient from
-it (rules/deviations.py), in two passes over the same batches.
+it (`deviations.py`), in two passes over the same batches.
 
 Memory beside the model: the gradient of one batch, the full gradient in at least float32, a
 difference of one parameter at a time, and three numbers per batch and two per parameter.
