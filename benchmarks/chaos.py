@@ -66,7 +66,7 @@ from links_network import (
 
 INSIDE, CLONE_NEWPID = "CHAOS_INSIDE", 0x20000000
 WORK, DISK = PRIVATE_FOLDER / "chaos", "48m"
-SECRET = WORK / "secret"
+SECRET = WORK / "secret.txt"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 SETTINGS = f"""
 --data.path {WORK}/text.txt --data.cache {WORK}/cache --data.tokenizer bytes

@@ -11,6 +11,8 @@ from adloco.errors import require
 def load_object(path: str) -> Any:
     """Import the object that a dotted path names, from a package or a file in the working folder.
 
+    A run's folder is not searched: it may be somebody else's, and be read by any command.
+
     Args:
         path: `module:name`, for instance `mypackage.rules:MyRule`.
 
@@ -26,7 +28,8 @@ def load_object(path: str) -> Any:
     # A program that pip installs, as `adloco` is, does not look there by itself. Last, so that no
     # file there hides an installed package.
     here = str(Path.cwd())
-    if not sys.flags.safe_path and not {here, ""}.intersection(sys.path):
+    searched = not Path(here, "environment.json").exists()
+    if searched and not sys.flags.safe_path and not {here, ""}.intersection(sys.path):
         sys.path.append(here)
     try:
         found = importlib.import_module(module)

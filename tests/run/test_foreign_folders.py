@@ -2,6 +2,7 @@
 when it is trusted, and nothing is written through its links.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from adloco import load
 from adloco.cli.main import main
 from adloco.options import options
+from adloco.plan.short_runs import read_short_runs
 from adloco.run.stored import resumed_recipe
 from tests.conftest import small_flags
 
@@ -27,6 +29,7 @@ COMMANDS = {
     "evaluate": ["evaluate"],
     **OF_LAB,
     "generate": ["generate", "--prompt", "a", "--tokens", "1"],
+    "report": ["report"],
 }
 
 
@@ -98,6 +101,45 @@ def test_other_code_is_named_and_not_imported(
     assert f"names code that the run did not begin with ({_section(name)}{after!r})" in message
     assert "--trust-recipe" in message
     assert not foreign.exists()
+
+
+def test_a_run_that_names_other_code_is_not_compared(
+    run: Path, foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name_code(run, "rule", "constant", "foreign_code:Rule")
+    assert main(["compare", str(run)]) == 2
+    assert "names code that the run did not begin with (batch.rule" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="names code that the run did not begin with"):
+        read_short_runs([run])
+    assert not foreign.exists()
+
+
+def test_a_run_s_folder_is_searched_for_no_code(
+    run: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even if the run began with it: somebody else may have trained it."""
+    for entry in {str(foreign.parent), ""}:
+        while entry in sys.path:
+            sys.path.remove(entry)
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    shutil.copy(foreign.parent / "own_code.py", run)
+    mark = foreign.parent / "own_code-imported"
+    mark.unlink()
+    monkeypatch.chdir(run)
+    assert main(["report", "."]) == 0
+    assert main(["evaluate", "."]) == 2
+    assert "'own_code:rows' cannot be imported" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [("environment.json", "report"), ("summary.json", "report"), ("recipe.toml", "runs")],
+)
+def test_a_pipe_is_not_waited_for(run: Path, file: str, command: str) -> None:
+    (run / file).unlink()
+    os.mkfifo(run / file)
+    assert main([command, str(run)]) == 2
 
 
 def _section(name: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco.cli.arguments import Command, argument
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, say
 
 
 @dataclass(kw_only=True)
@@ -15,19 +15,25 @@ class Report(Command):
     summary = "draw the report of a run again"
     run_folder: Path = argument(metavar="RUN", place=True)
     """The run's folder."""
+    trust_recipe: bool = argument(False)
+    """Also run code that the folder's recipe names and the run did not begin with."""
 
     def run(self) -> int:
         from adloco.report.page import panels_of, write_report
         from adloco.report.pictures import draw_run
         from adloco.run.folder import check_links, run_folder
-        from adloco.run.stored import check_written_records
+        from adloco.run.stored import check_code, check_written_records
 
         console = open_console()
         with console.status("drawing the report ..."):
             folder = run_folder(self.run_folder)
             check_links(folder)
-            check_written_records(folder)
+            if not self.trust_recipe:
+                check_code(folder, "read that code and give --trust-recipe")
+            lost = check_written_records(folder)
             paths = [write_report(folder), *draw_run(panels_of(folder), folder / "plots")]
+        for sentence in lost:
+            say(console, sentence)
         for path in paths:
             console.print(str(path), soft_wrap=True)
         return 0

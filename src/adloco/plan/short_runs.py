@@ -29,6 +29,7 @@ from adloco.plan.loss_points import DISTINCT, LossPoint
 from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
 from adloco.run.json_files import read_json
 from adloco.run.records import Records
+from adloco.run.stored import check_code
 
 FIRST_PART = 1 / 3
 """Part of a run whose losses do not count."""
@@ -63,6 +64,8 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
             differ in model, task, text or evaluation set.
     """
     require(bool(folders), "no short run was given; name the folders of finished runs")
+    for folder in folders:
+        check_code(run_folder(folder))  # To build the recipe imports it.
     runs = {
         folder: build_recipe(read_values(str(finished(run_folder(folder)) / RECIPE)))
         for folder in dict.fromkeys(folders)

@@ -21,7 +21,8 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; ValueError if it is damaged."""
+    """The object in a JSON file; ValueError if it is damaged, or a pipe."""
+    _there(file)
     try:
         content = json.loads(file.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError):
@@ -127,12 +128,8 @@ class RoundLines:
         complete = self._written().split(b"\n")[:-1]
         return _parse(complete[-1], self.file, "the last line", OfRound) if complete else {}
 
-    def cut(self, rounds: int) -> list[int]:
-        """Remove the lines of all rounds after this many.
-
-        Returns:
-            The rounds up to this one that have no line.
-        """
+    def cut(self, rounds: int) -> None:
+        """Remove the lines of all rounds after this many."""
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
         # A full disk has no room for a copy, which is rarely needed.
         if text_of(kept) != (self.file.read_text() if _there(self.file) else ""):
@@ -140,7 +137,6 @@ class RoundLines:
         content = self._written()
         self._size, self._hash = len(content), hashlib.sha256(content)
         self._gone = _gone(kept, rounds)
-        return self._gone
 
     def gone(self, rounds: int) -> list[int]:
         """The rounds up to this one that have no line."""

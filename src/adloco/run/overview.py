@@ -31,7 +31,7 @@ class RunOverview:
 
 def find_runs(folder: Path) -> list[RunOverview]:
     """The runs in a folder and below it, those that changed last at the end."""
-    recipes = folder.rglob(RECIPE)
+    recipes = (path for path in folder.rglob(RECIPE) if path.is_file())  # Pipes are waited for.
     found = [_overview(path.parent) for path in recipes if (path.parent / CHECKPOINTS).is_dir()]
     return sorted(found, key=lambda run: (run.changed, run.folder))
 

@@ -107,10 +107,15 @@ class Records:
         Returns:
             A sentence for each file that has no line of some earlier round.
         """
-        gone = {lines.file: lines.cut(rounds) for lines in self._files.values()}
+        for lines in self._files.values():
+            lines.cut(rounds)
+        return self.lost(rounds)
+
+    def lost(self, rounds: int) -> list[str]:
+        """A sentence for each file that has no line of some round up to this one."""
         return [
-            f"{file} has lost the lines of {len(numbers)} of the {rounds} rounds up to the "
-            "checkpoint; the report leaves them out"
-            for file, numbers in gone.items()
+            f"{self.folder / name} has lost the lines of {len(numbers)} of the {rounds} rounds up "
+            "to the checkpoint; the report leaves them out"
+            for name, numbers in self.gone(rounds).items()
             if numbers
         ]

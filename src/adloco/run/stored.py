@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from adloco.algorithms.state_parts import RUN
 from adloco.config.finding import code_named, setting_facts
-from adloco.config.recipe import Values, build_recipe, override, read_values
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import idle_settings, named_settings
 from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
@@ -205,7 +205,10 @@ def resumed_recipe(
     path = run_folder(folder) / RECIPE
     values = read_values(str(path))
     if not trust_recipe:
-        _check_code(folder, values)  # To build the recipe imports it.
+        # To build the recipe imports it.
+        check_code(
+            folder, "read that code and give --trust-recipe (from Python, trust_recipe=True)"
+        )
     try:
         build_recipe(values)
     except ValueError as error:
@@ -217,15 +220,18 @@ def resumed_recipe(
     return recipe
 
 
-def _check_code(folder: Path, values: Values) -> None:
-    """Raise ValueError if a recipe names code that the run in its folder did not begin with."""
-    named = code_named(values)
+def check_code(folder: Path, advice: str = "leave this run out") -> None:
+    """Raise ValueError if the recipe names code that the run in this folder did not begin with.
+
+    advice: What to do if that code is wanted.
+    """
+    named = code_named(read_values(str(folder / RECIPE)))
     begun = _code_as_begun(folder) if named else {}
     other = [f"{name} = {text!r}" for name, text in named.items() if begun.get(name) != text]
     require(
         not other,
         f"{folder / RECIPE} names code that the run did not begin with ({', '.join(other)}); "
-        "restore it, or read that code and give --trust-recipe (from Python, trust_recipe=True)",
+        f"restore it, or {advice}",
     )
 
 
@@ -256,19 +262,24 @@ def check_records(folder: Path) -> None:
         read_json(folder / ENVIRONMENT)
 
 
-def check_written_records(folder: Path) -> None:
+def check_written_records(folder: Path) -> list[str]:
     """Raise ValueError if the records are not those that the newest checkpoint knows.
 
     A report needs no checkpoint, so one that cannot be read does not count.
+
+    Returns:
+        A sentence for each file that has no line of some round.
     """
     try:
         saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
         state = checkpoint.read(saved[-1], RUN, with_tensors=False) if saved else None
     except ValueError:
-        return
-    if state:
-        rounds = state["algorithm"]["rounds_done"]
-        Records(folder).check_unchanged(state["run"]["records"], rounds)
+        return []
+    if not state:
+        return []
+    records, rounds = Records(folder), state["algorithm"]["rounds_done"]
+    records.check_unchanged(state["run"]["records"], rounds)
+    return records.lost(rounds)
 
 
 def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:

@@ -18,6 +18,7 @@ from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.json_files import read_json
+from adloco.run.stored import check_code
 from adloco.setting import Facts
 
 Flags = tuple[tuple[str, str], ...]
@@ -154,7 +155,8 @@ def finished_run(folder: Path) -> StudyRun:
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",
     )
-    recipe = build_recipe(read_values(str(finished(folder) / RECIPE)))
+    check_code(finished(folder))  # To build the recipe imports it.
+    recipe = build_recipe(read_values(str(folder / RECIPE)))
     return StudyRun(
         arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, given=True
     )
