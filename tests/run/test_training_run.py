@@ -621,7 +621,6 @@ def test_a_run_that_another_process_has_trained_is_read_again_first(
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.nightly
 def test_a_run_keeps_the_record_of_one_round(small: list[str]) -> None:
     """Records are read from their file when they are needed, so that memory does not grow."""
     run = make_run("diloco", [*small, "--run.rounds", "5", "--run.keep_best"])

@@ -172,7 +172,7 @@ class RoundLines:
                 if line.endswith(b"\n")
                 and _parse(line, self.file, "a line", OfRound)["round"] not in gone
             )[:size]
-        return hashlib.sha256(written).hexdigest() == expected
+        return bool(hashlib.sha256(written).hexdigest() == expected)
 
     def check_unchanged(self, digest: Sequence[Any], rounds: int) -> None:
         """Raise ValueError if the file has other lines than those that the run wrote.

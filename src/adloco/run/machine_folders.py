@@ -113,7 +113,7 @@ def _send(
             found = records.of_rounds(rounds)
     sent = placement.transfer(found, sender, 0)
     if placement.is_rank_zero:
-        records.insert(sent)
+        records.insert(sent or {})
 
 
 def _description(folder: Path) -> dict[str, torch.Tensor]:
