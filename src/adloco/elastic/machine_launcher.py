@@ -114,8 +114,6 @@ class _Launcher:
         """Exit codes of ranks, by id, in the order in which they were seen."""
         self._deadline = float("inf")
         """Time at which all ranks are ended."""
-        for process in self._slots:
-            report_start(self._store, process, place.launcher)
 
     def wait(self, received: Sequence[int]) -> int:
         """Wait for all ranks.
@@ -127,6 +125,8 @@ class _Launcher:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the
             last one.
         """
+        for process in self._slots:
+            report_start(self._store, process, self._place.launcher)
         silent = _AllSilent(self._store, self._recovery)
         over = False
         while not over and time.monotonic() < self._deadline:
