@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from adloco.elastic.machine_launcher import Recovery
     from adloco.elastic.machines import Rendezvous
 
+SHORTEST_MEETING_SECONDS = 30.0
+"""A launcher takes seconds to start, more on a busy machine. If each waits for less than that, and
+is started again when it has given up, they may miss each other for ever.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
@@ -122,8 +127,8 @@ def on_ranks(
         machines: Those whose ranks train together; None: this one alone.
 
     Raises:
-        ValueError: The workers of the recipe cannot be spread over that many ranks, or the file
-            with the secret of the machines cannot be used.
+        ValueError: The workers of the recipe cannot be spread over that many ranks, the machines
+            would wait too briefly for each other, or the file with their secret cannot be used.
         RankFailureError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
@@ -136,6 +141,13 @@ def on_ranks(
         return start_ranks(count, words, run.grace_seconds)
     from adloco.elastic import machine_launcher
 
+    if machines:
+        require(
+            run.timeout_seconds >= SHORTEST_MEETING_SECONDS,
+            f"run.timeout_seconds must be >= {SHORTEST_MEETING_SECONDS:g} with --machines, got "
+            f"{run.timeout_seconds:g}: launchers that wait so briefly would miss each other; give "
+            "more, or leave it out",
+        )
     secret = elastic_room.secret(run) if machines else b""
     return machine_launcher.start_ranks(
         count,
