@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,16 @@ class Machines:
         network = {name: names[0] for name in VARIABLES if names and not os.environ.get(name)}
         return network | {MEETING_POINT: self.point}
 
+    def end_after_signal(self, number: int) -> None:
+        """Say that the signal came while the launcher waited for the store; end this process."""
+        print_error(
+            f"told to stop by {signal.Signals(number).name}, while the launcher at {self.point} "
+            "did not answer; the ranks of this machine have ended; the same command starts them "
+            "again"
+        )
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
 
 def on_ranks(
     count: int,
@@ -156,6 +167,7 @@ def on_ranks(
         recovery=recovery,
         rendezvous=(lambda: machines.rendezvous(count, run, secret)) if machines else None,
         environment=machines.environment() if machines else None,
+        unheard=machines.end_after_signal if machines else None,
     )
 
 

@@ -107,8 +107,8 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
         begun = begun_run(recipe, trust_recipe=trust)
         resumed = Path(recipe.run.folder)
         if machines and begun:
-            given = [(name, text) for name, text in arguments.settings if name in changeable()]
-            if is_complete(begun, resumed_recipe(begun, given, trust_recipe=trust)):
+            changed = [(name, text) for name, text in arguments.settings if name in changeable()]
+            if is_complete(begun, resumed_recipe(begun, changed, trust_recipe=trust)):
                 # The others have ended, so it would wait for them in vain.
                 say(open_console(), f"the run in {begun} is complete")
                 return 0
