@@ -167,6 +167,10 @@ def test_train(
             ["--machines", "2", "--meet", "host:29400"],
             "--machines needs --restart and --run.folder",
         ),
+        (
+            ["--machines=2", "--meet=host:29400", "--restart", "--run.timeout_seconds=20"],
+            "run.timeout_seconds must be >= 30 with --machines, got 20: launchers that wait so",
+        ),
     ],
 )
 def test_train_on_machines(

@@ -13,6 +13,7 @@ import pytest
 
 from adloco.cli.alerts import Alerts
 from adloco.cli.main import main
+from adloco.cli.rank_processes import Machines
 from adloco.cli.train import RESTARTS, Train, _FailureCount
 from adloco.cli.train_here import _Process
 from adloco.config.settings import RunSettings
@@ -21,6 +22,7 @@ from adloco.errors import RANK_FAILURE, RankFailureError, exit_code
 from adloco.run.recovery import LostPartsError
 from adloco.run.starts import read_starts
 from tests.conftest import WaitForSteps
+from tests.pages import NEEDS_ELASTIC
 from tests.problems import without_timings
 from tests.run.test_training_run import make_run
 
@@ -48,6 +50,31 @@ def test_it_begins_a_run_resumes_it_and_ends_with_it(
     assert main(again) == 0
     assert "has spent its budget already" in capsys.readouterr().out
     assert metrics(parts) == metrics(whole)
+
+
+@NEEDS_ELASTIC
+def test_a_machine_that_comes_after_the_end_waits_for_nobody(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A longer budget, or a report that was not written, makes it meet the others."""
+
+    def meet(*_: Any) -> None:
+        raise RankFailureError("it has met")
+
+    monkeypatch.setattr(Machines, "rendezvous", meet)
+    words = ["train", "diloco", *small, "--restart"]
+    machine = [*words, "--machines", "2", "--meet", "127.0.0.1:29400"]
+    assert main(machine) == RANK_FAILURE
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(machine) == 0
+    folder = Path(small[small.index("--run.folder") + 1])
+    assert capsys.readouterr().out == f"the run in {folder} is complete\n"
+    longer = ["--run.tokens", "16000", "--learning_rate.total_tokens", "8000"]
+    assert main([*machine, *longer]) == RANK_FAILURE
+    (folder / "summary.json").unlink()
+    assert main(machine) == RANK_FAILURE
+    assert capsys.readouterr().err == "adloco: it has met\n" * 2
 
 
 def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,8 @@
 """A launcher of ranks that recover."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ from adloco.elastic.machine_launcher import Recovery, start_ranks
 from adloco.elastic.machines import on_machines
 from adloco.elastic.store import report_end
 from adloco.errors import RANK_FAILURE
-from tests.elastic.test_machines import at_once
+from tests.conftest import wait_for
+from tests.elastic.test_machines import listens
+from tests.elastic.threads import at_once
 
 
 def test_a_launcher_ends_ranks_that_are_all_silent(
@@ -48,3 +53,57 @@ def test_a_machine_that_waits_to_join_ends_as_the_members_do(
         report_end(of_this_start(place.store), place.first, code)
     recovery = Recovery(silent_seconds=60, timeout_seconds=0)
     assert start_ranks(1, [], 1.0, recovery=recovery, rendezvous=lambda: spare) == code
+
+
+KEEPS_STORE = """
+import sys
+import time
+from adloco.elastic.machines import on_machines
+place = on_machines(("127.0.0.1", int(sys.argv[1])), 2, 1, 60)
+time.sleep(600)
+"""
+LAUNCHES = """
+import os
+import sys
+from adloco.cli.rank_processes import Machines, on_ranks
+from adloco.elastic.machine_launcher import Recovery
+machines = Machines(host="127.0.0.1", port=int(sys.argv[1]), number=2)
+os.environ["PYTHONPATH"] = sys.argv[2]
+on_ranks(1, None, [], recovery=Recovery(silent_seconds=60, timeout_seconds=600), machines=machines)
+"""
+BEGINS = """
+import time
+from pathlib import Path
+Path(__file__).with_name("began").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_a_launcher_whose_store_is_frozen_can_be_told_to_stop(
+    address: tuple[str, int], tmp_path: Path
+) -> None:
+    """As if its link was cut. The main thread waits for an answer, in torch."""
+    (tmp_path / "adloco.py").write_text(BEGINS)
+    pipe, port = subprocess.PIPE, str(address[1])
+    line = [sys.executable, "-c", KEEPS_STORE, port]
+    with subprocess.Popen(line) as first:
+        while not listens(address):
+            assert first.poll() is None
+        line = [sys.executable, "-c", LAUNCHES, port, str(tmp_path)]
+        launcher = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True)
+        try:
+            wait_for(tmp_path / "began")
+            first.send_signal(signal.SIGSTOP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                launcher.wait(1.0)
+            launcher.send_signal(signal.SIGTERM)
+            _, error = launcher.communicate(timeout=30)
+        finally:
+            launcher.kill()
+            first.kill()
+    assert launcher.returncode == 130
+    assert error == (
+        f"adloco: told to stop by SIGTERM, while the launcher at 127.0.0.1:{port} did not answer; "
+        "the ranks of this machine have ended; the same command starts them again\n"
+    )

@@ -1,6 +1,7 @@
 """How the launchers of several machines meet; each is a thread here."""
 
 import socket
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -15,6 +16,8 @@ from adloco.elastic.connections import open_sockets
 from adloco.elastic.machines import Rendezvous, on_machines
 from adloco.errors import RankFailureError
 from tests.elastic.threads import at_once
+
+NIGHTLY = pytest.mark.nightly
 
 
 def test_the_first_to_come_begin_and_a_later_one_joins(address: tuple[str, int]) -> None:
@@ -61,6 +64,30 @@ def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
         on_machines(("192.0.2.1", 29400), 2, 1, 0.5)
     with pytest.raises(ValueError, match=r"no\.invalid:29400 cannot be used to meet"):
         on_machines(("no.invalid", 29400), 2, 1, 0.5)
+
+
+GIVES_UP = """
+import sys
+from adloco.elastic.machines import on_machines
+on_machines(("127.0.0.1", int(sys.argv[1])), 3, 1, 4.0, sys.argv[2].encode())
+"""
+
+
+@pytest.mark.parametrize("secret", ["", pytest.param("sixteen bytes ok", marks=NIGHTLY)])
+def test_a_launcher_waits_no_longer_than_the_one_with_the_store(
+    secret: str, address: tuple[str, int]
+) -> None:
+    """Schedulers start it again after this error, and not after a traceback or bad input."""
+    line = [sys.executable, "-c", GIVES_UP, str(address[1]), secret]
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL) as first:
+        while not listens(address):
+            assert first.poll() is None
+        with pytest.raises(RankFailureError) as error:
+            on_machines(address, 3, 1, 60, secret.encode())
+    assert str(error.value) == (
+        "the launcher at {}:{} has ended before all machines were there; start the command again "
+        "on that machine, and on this one".format(*address)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such time limit")

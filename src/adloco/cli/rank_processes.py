@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ from adloco.run.training_run import TrainingRun
 if TYPE_CHECKING:
     from adloco.elastic.machine_launcher import Recovery
     from adloco.elastic.machines import Rendezvous
+
+SHORTEST_MEETING_SECONDS = 30.0
+"""A launcher takes seconds to start, more on a busy machine. If each waits for less than that, and
+is started again when it has given up, they may miss each other for ever.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +109,16 @@ class Machines:
         network = {name: names[0] for name in VARIABLES if names and not os.environ.get(name)}
         return network | {MEETING_POINT: self.point}
 
+    def end_after_signal(self, number: int) -> None:
+        """Say that the signal came while the launcher waited for the store; end this process."""
+        print_error(
+            f"told to stop by {signal.Signals(number).name}, while the launcher at {self.point} "
+            "did not answer; the ranks of this machine have ended; the same command starts them "
+            "again"
+        )
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
 
 def on_ranks(
     count: int,
@@ -122,8 +138,8 @@ def on_ranks(
         machines: Those whose ranks train together; None: this one alone.
 
     Raises:
-        ValueError: The workers of the recipe cannot be spread over that many ranks, or the file
-            with the secret of the machines cannot be used.
+        ValueError: The workers of the recipe cannot be spread over that many ranks, the machines
+            would wait too briefly for each other, or the file with their secret cannot be used.
         RankFailureError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
@@ -136,6 +152,13 @@ def on_ranks(
         return start_ranks(count, words, run.grace_seconds)
     from adloco.elastic import machine_launcher
 
+    if machines:
+        require(
+            run.timeout_seconds >= SHORTEST_MEETING_SECONDS,
+            f"run.timeout_seconds must be >= {SHORTEST_MEETING_SECONDS:g} with --machines, got "
+            f"{run.timeout_seconds:g}: launchers that wait so briefly would miss each other; give "
+            "more, or leave it out",
+        )
     secret = elastic_room.secret(run) if machines else b""
     return machine_launcher.start_ranks(
         count,
@@ -144,6 +167,7 @@ def on_ranks(
         recovery=recovery,
         rendezvous=(lambda: machines.rendezvous(count, run, secret)) if machines else None,
         environment=machines.environment() if machines else None,
+        unheard=machines.end_after_signal if machines else None,
     )
 
 

@@ -92,7 +92,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.run import out_of_memory
     from adloco.run.folder import new_folder
-    from adloco.run.stored import begun_run, resumed_recipe
+    from adloco.run.stored import begun_run, changeable, is_complete, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     trust = arguments.trust_recipe
@@ -104,8 +104,14 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
     elastic_room.check_settings(recipe.run)
     if arguments.restart:
         # Refused here, once; whether it has begun, the ranks see by themselves.
-        begun_run(recipe, trust_recipe=trust)
+        begun = begun_run(recipe, trust_recipe=trust)
         resumed = Path(recipe.run.folder)
+        if machines and begun:
+            changed = [(name, text) for name, text in arguments.settings if name in changeable()]
+            if is_complete(begun, resumed_recipe(begun, changed, trust_recipe=trust)):
+                # The others have ended, so it would wait for them in vain.
+                say(open_console(), f"the run in {begun} is complete")
+                return 0
     told = ["--notify", arguments.notify] if arguments.notify else []
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
         alerts.about = str(folder)

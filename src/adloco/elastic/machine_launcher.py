@@ -55,6 +55,7 @@ def start_ranks(
     recovery: Recovery | None = None,
     rendezvous: Callable[[], Rendezvous] | None = None,
     environment: Mapping[str, str] | None = None,
+    unheard: Callable[[int], None] | None = None,
 ) -> int:
     """Run `python -m adloco WORDS` on several ranks of this machine until all have ended.
 
@@ -69,6 +70,8 @@ def start_ranks(
             ended.
         rendezvous: Meets the launchers of other machines; None: there are none.
         environment: Variables of the ranks; None: those that keep them to the loopback interface.
+        unheard: Called with a signal that came while this launcher waited for a store that does
+            not answer, after its ranks have ended; it must end this process.
 
     Returns:
         As the plain `start_ranks`. Ranks without which the others continued do not count.
@@ -88,7 +91,9 @@ def start_ranks(
     code = RANK_FAILURE
     try:
         code = run_ranks(
-            ranks, launcher.wait if launcher else lambda _: wait_for_all(ranks, grace_seconds)
+            ranks,
+            launcher.wait if launcher else lambda _: wait_for_all(ranks, grace_seconds),
+            unheard,
         )
     finally:
         if code == RANK_FAILURE and not recovery and not place.keeps_store:
@@ -114,8 +119,6 @@ class _Launcher:
         """Exit codes of ranks, by id, in the order in which they were seen."""
         self._deadline = float("inf")
         """Time at which all ranks are ended."""
-        for process in self._slots:
-            report_start(self._store, process, place.launcher)
 
     def wait(self, received: Sequence[int]) -> int:
         """Wait for all ranks.
@@ -127,6 +130,8 @@ class _Launcher:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the
             last one.
         """
+        for process in self._slots:
+            report_start(self._store, process, self._place.launcher)
         silent = _AllSilent(self._store, self._recovery)
         over = False
         while not over and time.monotonic() < self._deadline:

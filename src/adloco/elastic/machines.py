@@ -109,7 +109,7 @@ def on_machines(
 
     Raises:
         ValueError: That address cannot be used, or this machine has not the secret of the others.
-        RankFailureError: The others did not come.
+        RankFailureError: The others did not come, or the launcher with the store has ended.
     """
     try:
         listening = socket.create_server(address)
@@ -127,7 +127,13 @@ def on_machines(
     with ExitStack() as if_alone:
         if relay:
             if_alone.callback(relay.close)
-        place = _enter(store, relay, keeps, machines, count, seconds)
+        try:
+            place = _enter(store, relay, keeps, machines, count, seconds)
+        except StoreGoneError:
+            raise RankFailureError(
+                f"the launcher at {_text(address)} has ended before all machines were there; start "
+                "the command again on that machine, and on this one"
+            ) from None
         if_alone.pop_all()
     return place
 

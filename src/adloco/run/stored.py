@@ -18,6 +18,7 @@ from adloco.discovery import lab_modules
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.run import checkpoint
+from adloco.run.budget import part_used
 from adloco.run.changes import (
     Changed,
     changed_settings,
@@ -31,6 +32,7 @@ from adloco.run.folder import (
     ENVIRONMENT,
     MODEL,
     RECIPE,
+    SUMMARY,
     TOKENIZER,
     not_begun,
     run_folder,
@@ -309,6 +311,18 @@ def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
         "restart that recipe, or use another --run.folder",
     )
     return folder
+
+
+def is_complete(folder: Path, recipe: Recipe) -> bool:
+    """True if the run in a folder has ended, as far as the folder shows: on several machines only
+    the one with rank 0 has its summary, unless they share the folder.
+
+    Args:
+        folder: The run's folder.
+        recipe: From `resumed_recipe`; a longer budget in it makes the run incomplete.
+    """
+    ended = (folder / SUMMARY).is_file()
+    return ended and part_used(recipe.run.limits, Records(folder).newest()) >= 1
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, str]:

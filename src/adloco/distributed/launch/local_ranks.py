@@ -118,19 +118,24 @@ class LocalRanks:
         return next(filter(None, self.codes().values()), 0 if self.all_ended() else RANK_FAILURE)
 
 
-def run_ranks(ranks: LocalRanks, wait: Callable[[Sequence[int]], int]) -> int:
+def run_ranks(
+    ranks: LocalRanks,
+    wait: Callable[[Sequence[int]], int],
+    unheard: Callable[[int], None] | None = None,
+) -> int:
     """Start ranks, pass signals on to them, and wait until they have ended.
 
     Args:
         ranks: None has been started yet.
         wait: Waits for them, and returns an exit code, negative after a signal. It is called with
             the signals that this process gets.
+        unheard: As in `signals_passed_to`.
 
     Returns:
         That exit code, RANK_FAILURE if it is negative or the store is gone; INTERRUPTED instead
         if it is not 0 and this process got a signal.
     """
-    with signals_passed_to(ranks.processes) as received:
+    with signals_passed_to(ranks.processes, unheard) as received:
         ranks.start_all()
         try:
             code = wait(received)

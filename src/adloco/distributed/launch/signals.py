@@ -16,6 +16,8 @@ SECOND_SIGNAL_SECONDS = 1.0
 processes, and a launcher sends it to its ranks again.
 """
 TICK_SECONDS = 0.1
+UNHEARD_SECONDS = 2.0
+"""Seconds that a launcher's main thread may take to pass a signal on, before a thread does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class LastResort:
     """Acts on a signal when the main thread cannot.
 
     Python calls handlers in the main thread and between two of its own instructions, so not while
-    it waits in a collective for a rank that is stopped.
+    it waits in a collective for a rank that is stopped, or for a store that is cut off.
     """
 
     act: Callable[[int], None]
@@ -112,16 +114,21 @@ def _listening(
 @contextmanager
 def signals_passed_to(
     processes: Callable[[], Iterable[subprocess.Popen[bytes]]],
+    unheard: Callable[[int], None] | None = None,
 ) -> Iterator[list[int]]:
     """Pass signals to the processes that run, and kill those that are left at the end.
 
     Args:
         processes: The processes that have been started so far.
+        unheard: Called in a thread with a signal that the main thread could not act on until all
+            processes had ended; it must end this one. None: the main thread always can.
 
     Yields:
         The signals that came.
     """
     received: list[int] = []
+    early: list[int] = []
+    """Signals that the thread has passed on, and the main thread has not acted on yet."""
 
     def running() -> list[subprocess.Popen[bytes]]:
         return [process for process in processes() if process.poll() is None]
@@ -131,7 +138,25 @@ def signals_passed_to(
         for process in running():
             process.send_signal(number)
 
-    with told_to_end(pass_on):
+    def act(number: int) -> None:
+        if number in early:  # A rank takes the same signal again for a second Ctrl+C.
+            early.remove(number)
+        else:
+            pass_on(number)
+
+    def act_in_thread(number: int) -> None:
+        assert unheard
+        early.append(number)
+        pass_on(number)
+        while number in early and running():
+            time.sleep(TICK_SECONDS)
+        if number in early:
+            unheard(number)
+
+    waiting = None
+    if unheard:
+        waiting = LastResort(act=act_in_thread, seconds=UNHEARD_SECONDS, busy=lambda: False)
+    with told_to_end(act, waiting):
         try:
             yield received
         finally:
