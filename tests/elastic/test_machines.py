@@ -73,6 +73,7 @@ on_machines(("127.0.0.1", int(sys.argv[1])), 3, 1, 4.0, sys.argv[2].encode())
 """
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("secret", ["", pytest.param("sixteen bytes ok", marks=NIGHTLY)])
 def test_a_launcher_waits_no_longer_than_the_one_with_the_store(
     secret: str, address: tuple[str, int]
