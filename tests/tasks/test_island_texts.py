@@ -1,6 +1,7 @@
 """Texts of islands: who reads what, what is measured where, and what is refused."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from adloco import place
 from adloco.algorithms.evaluation import means, total
 from adloco.algorithms.method import SyncWeights, island_of
 from adloco.cli.arguments import take_settings
@@ -150,13 +153,26 @@ def test_an_island_reads_its_own_text_and_is_measured_on_it(texts: Path) -> None
     assert own["numbers"] > own["words"]
 
 
-def train_apart(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Train a worker on each rank, which knows the path of its own text alone."""
+def train_apart(folder: Path, ranks: int, until: int = 0) -> list[dict[str, Any]]:
+    """Train a worker on each rank, which knows the path of its own text alone.
+
+    until: A round after which the run is left and resumed.
+    """
     os.chdir(folder)
     own = ["numbers.txt", "words.txt"][this_rank() * 2 // ranks]
     words = flags_of(folder, "{ numbers = {}, words = {} }", "--data.path", own)
-    run = TrainingRun.create(recipe_of([*words, "--method.workers_per_trainer", str(ranks)]))
-    return [without_timings(record) for record in run.rounds()]
+    words += ["--method.workers_per_trainer", str(ranks), "--run.checkpoint_every", "1"]
+    run = TrainingRun.create(recipe_of(words))
+    records = []
+    for record in run.rounds():
+        records.append(without_timings(record))
+        if record["round"] == until:
+            break
+    if until:
+        run.saving.wait()
+        run = TrainingRun.resume(run.folder, [("data.path", own)])
+        records += [without_timings(record) for record in run.rounds()]
+    return records
 
 
 @pytest.mark.parametrize(
@@ -169,6 +185,81 @@ def test_islands_on_their_own_ranks_give_the_numbers_of_one_process(
     run = TrainingRun.create(recipe_of(flags_of(texts, both(texts), *more)))
     expected = [without_timings(record) for record in run.rounds()]
     assert run_on_ranks(train_apart, ranks, texts, ranks)[0] == expected
+    if ranks == 2:
+        shutil.rmtree(texts / "run")
+        assert run_on_ranks(train_apart, ranks, texts, ranks, 3)[0] == expected
+
+
+SENDING = (
+    *("send", "isend", "broadcast", "all_reduce", "batch_isend_irecv"),
+    *("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor"),
+)
+
+
+def what_is_sent(folder: Path) -> tuple[int, bool, bool]:
+    """Train apart; the bytes that were given to torch.distributed, and whether a stretch of this
+    rank's text is among them: in training, and once it has been sent.
+    """
+    sent: list[bytes] = []
+
+    def note(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            sent.append(value.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                note(each)
+        elif isinstance(value, dist.P2POp):
+            note(value.tensor)
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any, **named: Any) -> Any:
+            note([*given, *named.values()])
+            return function(*given, **named)
+
+        return noted
+
+    for name in SENDING:
+        if hasattr(dist, name):  # Names differ between versions of torch.
+            function = noting(getattr(dist, name))
+            setattr(dist, name, function)
+            setattr(dist.distributed_c10d, name, function)  # P2POp compares isend with this one.
+    train_apart(folder, 2)
+    text = Path(["numbers.txt", "words.txt"][this_rank()]).read_bytes()
+    own = eights(np.frombuffer(text, np.uint8))
+
+    def found() -> bool:
+        return any(
+            bool(np.isin(eights(as_tokens(content, kind)), own).any())
+            for content in sent
+            for kind in ("u1", "<i2", "<i4", "<i8", "<f4")
+        )
+
+    in_training, volume = found(), sum(map(len, sent))
+    place(2).all_values(text[100:200].decode())
+    return volume, in_training, found()
+
+
+def as_tokens(content: bytes, kind: str) -> np.ndarray:
+    """Numbers of a type as tokens of a byte each; 0, which no text has, for other numbers."""
+    whole = len(content) // np.dtype(kind).itemsize * np.dtype(kind).itemsize
+    numbers = np.frombuffer(content[:whole], kind)
+    fits = (numbers >= 0) & (numbers < 256) & (numbers % 1 == 0)
+    return np.where(fits, numbers, 0).astype(np.uint8)
+
+
+def eights(tokens: np.ndarray) -> np.ndarray:
+    """All stretches of eight tokens, each as a number."""
+    if len(tokens) < 8:
+        return np.zeros(0, np.uint64)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, 8)
+    return np.unique(np.ascontiguousarray(windows).view(np.uint64))
+
+
+def test_no_stretch_of_an_island_s_text_is_sent(texts: Path) -> None:
+    """As characters, or as tokens of a byte each in any type."""
+    for volume, in_training, once_sent in run_on_ranks(what_is_sent, 2, texts):
+        assert volume > 10_000, "pseudo-gradients are among what was seen"
+        assert (in_training, once_sent) == (False, True)
 
 
 def train_sharded(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.json_files import read_json
-from adloco.run.stored import check_code
+from adloco.run.stored import check_code, check_written_records
 from adloco.setting import Facts
 
 Flags = tuple[tuple[str, str], ...]
@@ -156,6 +156,7 @@ def finished_run(folder: Path) -> StudyRun:
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",
     )
     check_code(finished(folder))  # To build the recipe imports it.
+    check_written_records(folder)
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     return StudyRun(
         arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, given=True
