@@ -190,10 +190,11 @@ def test_islands_on_their_own_ranks_give_the_numbers_of_one_process(
         assert run_on_ranks(train_apart, ranks, texts, ranks, 3)[0] == expected
 
 
-SENDING = (
-    *("send", "isend", "broadcast", "all_reduce", "batch_isend_irecv"),
-    *("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor"),
-)
+SENDING = {
+    **{"send": 0, "isend": 0, "broadcast": 0, "all_reduce": 0, "batch_isend_irecv": 0},
+    **{"all_gather_into_tensor": 1, "all_gather_single": 1, "reduce_scatter_tensor": 1},
+}
+"""Functions of torch.distributed, and which argument of each is sent."""
 
 
 def what_is_sent(folder: Path) -> tuple[int, bool, bool]:
@@ -202,25 +203,24 @@ def what_is_sent(folder: Path) -> tuple[int, bool, bool]:
     """
     sent: list[bytes] = []
 
-    def note(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            sent.append(value.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, (list, tuple)):
-            for each in value:
-                note(each)
-        elif isinstance(value, dist.P2POp):
-            note(value.tensor)
-
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*given: Any, **named: Any) -> Any:
-            note([*given, *named.values()])
+            argument = given[SENDING[name]]
+            if name == "batch_isend_irecv":
+                tensors = [each.tensor for each in argument if each.op is dist.isend]
+            else:  # Who receives a broadcast gives memory that still has anything in it.
+                source = named.get("src", given[1] if name == "broadcast" else this_rank())
+                tensors = [argument] if source == this_rank() else []
+            for tensor in tensors:
+                content = tensor.detach().reshape(-1).view(torch.uint8)
+                sent.append(content.numpy().tobytes())
             return function(*given, **named)
 
         return noted
 
     for name in SENDING:
         if hasattr(dist, name):  # Names differ between versions of torch.
-            function = noting(getattr(dist, name))
+            function = noting(name, getattr(dist, name))
             setattr(dist, name, function)
             setattr(dist.distributed_c10d, name, function)  # P2POp compares isend with this one.
     train_apart(folder, 2)
