@@ -28,6 +28,7 @@ def load_object(path: str) -> Any:
     # A program that pip installs, as `adloco` is, does not look there by itself. Last, so that no
     # file there hides an installed package.
     here = str(Path.cwd())
+    # The file with which each run's folder begins.
     searched = not Path(here, "environment.json").exists()
     if searched and not sys.flags.safe_path and not {here, ""}.intersection(sys.path):
         sys.path.append(here)

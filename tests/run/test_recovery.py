@@ -211,6 +211,9 @@ def test_a_damaged_run_resumes_bit_for_bit(
     assert (newest / "worker-0.safetensors").read_bytes() == tensors
     assert numbers(run / "metrics.jsonl") == [*expected[:1], *expected[2:]]
     assert not list((run / "checkpoints").glob(".*"))
+    capsys.readouterr()
+    assert main(["report", str(run)]) == 0
+    assert f"has lost the lines of 1 of the {len(lines)} rounds" in capsys.readouterr().out
 
 
 def another_loss(lines: list[str]) -> list[str]:

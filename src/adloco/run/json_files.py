@@ -128,8 +128,12 @@ class RoundLines:
         complete = self._written().split(b"\n")[:-1]
         return _parse(complete[-1], self.file, "the last line", OfRound) if complete else {}
 
-    def cut(self, rounds: int) -> None:
-        """Remove the lines of all rounds after this many."""
+    def cut(self, rounds: int) -> list[int]:
+        """Remove the lines of all rounds after this many.
+
+        Returns:
+            The rounds up to this one that have no line.
+        """
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
         # A full disk has no room for a copy, which is rarely needed.
         if text_of(kept) != (self.file.read_text() if _there(self.file) else ""):
@@ -137,6 +141,7 @@ class RoundLines:
         content = self._written()
         self._size, self._hash = len(content), hashlib.sha256(content)
         self._gone = _gone(kept, rounds)
+        return self._gone
 
     def gone(self, rounds: int) -> list[int]:
         """The rounds up to this one that have no line."""
@@ -148,6 +153,8 @@ class RoundLines:
 
     def insert(self, lines: Sequence[Record]) -> None:
         """Put lines into their places, instead of others of the same rounds."""
+        if not lines:
+            return
         rounds = {line["round"] for line in lines}
         kept = [line for line in read_lines(self.file) if line["round"] not in rounds]
         write_text(self.file, text_of(sorted([*kept, *lines], key=lambda line: line["round"])))

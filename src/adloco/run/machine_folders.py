@@ -81,17 +81,17 @@ def fetch_records(
         rounds: Complete rounds at the checkpoint.
         placement: The ranks.
     """
-    written = placement.all_values(_unchanged(records, digests))
-    nobody = dict.fromkeys(digests, range(0))
-    writer = written.index(True) if True in written else 0
-    if writer:
-        _send(records, dict.fromkeys(digests, range(1, rounds + 1)), writer, placement)
-    gone = placement.agree(records.gone(rounds) if placement.is_rank_zero else nobody)
+    # Usually rank 0 has all, and the other ranks need not read their files.
+    if not placement.agree(placement.is_rank_zero and _unchanged(records, digests)):
+        written = placement.all_values(_unchanged(records, digests))
+        if True in written:
+            everything = dict.fromkeys(digests, range(1, rounds + 1))
+            _send(records, everything, written.index(True), placement)
     for rank in range(1, placement.num_ranks):
+        gone = placement.agree(records.gone(rounds) if placement.is_rank_zero else {})
         if not any(gone.values()):
             return
         _send(records, gone, rank, placement)
-        gone = placement.agree(records.gone(rounds) if placement.is_rank_zero else nobody)
 
 
 def _unchanged(records: Records, digests: Mapping[str, Sequence[Any]]) -> bool:

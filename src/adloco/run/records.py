@@ -107,15 +107,16 @@ class Records:
         Returns:
             A sentence for each file that has no line of some earlier round.
         """
-        for lines in self._files.values():
-            lines.cut(rounds)
-        return self.lost(rounds)
+        return self._told({name: lines.cut(rounds) for name, lines in self._files.items()}, rounds)
 
     def lost(self, rounds: int) -> list[str]:
         """A sentence for each file that has no line of some round up to this one."""
+        return self._told(self.gone(rounds), rounds)
+
+    def _told(self, gone: Mapping[str, Sequence[int]], rounds: int) -> list[str]:
         return [
             f"{self.folder / name} has lost the lines of {len(numbers)} of the {rounds} rounds up "
             "to the checkpoint; the report leaves them out"
-            for name, numbers in self.gone(rounds).items()
+            for name, numbers in gone.items()
             if numbers
         ]
