@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,15 @@ def test_nothing_stays_of_it(number: signal.Signals, chaos: list[str], tmp_path:
         time.sleep(0.1)
     assert not of_this_benchmark(mark)
     assert Path("/proc/mounts").read_text() == mounts
+
+
+def test_the_nightly_job_has_each_kind_of_fault_once_in_each_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    modes = import_module("chaos").MODES
+    workflow = PROGRAM.parents[1] / ".github" / "workflows" / "nightly.yml"
+    faults = sum(len(mode.kinds) for mode in modes.values())
+    assert f"benchmarks/chaos.py --faults {faults} " in workflow.read_text()
+    planned = schedule({name: list(mode.kinds) for name, mode in modes.items()}, faults, seed=0)
+    assert all(len(planned[name]) == len(mode.kinds) for name, mode in modes.items())
