@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 
 from adloco.cli.main import main
+from adloco.config.settings import RunSettings
+from adloco.distributed.launch.rank_store import Quorum
+from adloco.elastic import regroup
+from adloco.errors import RankFailureError
 from adloco.run.changes import read_changes
 from tests.conftest import wait_for
 from tests.problems import without_timings
@@ -251,3 +255,19 @@ def test_failed_ranks_return(
     train_and([*words, "--ranks", str(ranks), *extra], folder, disturb)
     if "--placement.shard_size" not in extra:  # Shards round otherwise than one process.
         assert_undisturbed(words, folder, tmp_path / "whole")
+
+
+def test_a_store_that_is_gone_is_told_of_where_the_ranks_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not while the failure before is handled, whose message would lack how to resume."""
+
+    def gone(quorum: Quorum) -> None:
+        raise RankFailureError("the process that started the ranks ended")
+
+    monkeypatch.setattr(regroup, "come", gone)
+    part = regroup.Regrouping(RunSettings(), Quorum(members=(0, 1), process=0), None, False)
+    part.folder, part.recovers = Path("run"), True
+    assert part.failed(RankFailureError("rank 1 was ended by signal 9"))
+    with pytest.raises(RankFailureError, match="that started the ranks ended"):
+        part.meet()

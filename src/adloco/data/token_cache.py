@@ -27,7 +27,7 @@ from adloco.data.token_store import FORMAT, State, TokenStore
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
 TEXT_FORMAT = 2
-"""Of the digests of texts."""
+"""Version of the digests of texts."""
 TOKENIZER_ROWS = 10_000
 """Rows of a dataset on which bpe:SIZE is trained."""
 

@@ -40,7 +40,7 @@ SAMPLED_CHUNKS = 8
 """Chunks whose tokens are compared with their digests when a store is opened."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
 FORMAT: Literal[3] = 3
-"""Of the files; it is in the folder's name, so that versions do not replace each other's stores."""
+"""Version of the files, in the folder's name, so that none replaces the stores of another."""
 WAIT_SECONDS = 1.0
 """Wait of a process for the lock before it looks at what another one has appended."""
 

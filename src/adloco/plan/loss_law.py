@@ -115,8 +115,8 @@ class LossFit:
     """Relative errors of the predicted tokens to each run's final loss, by a law of the other runs;
     None if no run can be left out."""
     longest: Errors | None
-    """The same for all runs of the largest budget, by a law of the shorter ones; None if these have
-    no law, or lack the methods."""
+    """Errors of the runs of the largest budget, by a law of the shorter ones; None if these have no
+    law, or lack the methods."""
     draws: tuple[LossLaw, ...]
     """Laws of losses drawn around those of the law with the spread of the measured ones
     (parametric bootstrap); empty if the law has as many constants as there are points."""
