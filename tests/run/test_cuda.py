@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from adloco.algorithms import cuda_graphs, worker
 from adloco.cli.main import main
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.int1 import Int1
@@ -67,6 +68,31 @@ def test_a_run_on_a_gpu_is_resumed_bit_for_bit(
     models = [load_trained(folder).model for folder in (whole, parts)]
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_passes_and_updates_are_those_without(
+    precision: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["adloco", *small, "--run.device", "cuda", "--run.precision", precision]
+    assert main(["train", *with_folder(words, tmp_path / "captured")]) == 0
+    monkeypatch.setattr(cuda_graphs, "LARGEST_WORK", 0)
+    monkeypatch.setattr(worker, "can_capture", lambda optimizers: False)
+    assert main(["train", *with_folder(words, tmp_path / "plain")]) == 0
+    ours, truth = numbers(tmp_path / "captured"), numbers(tmp_path / "plain")
+    for line, expected in itertools.zip_longest(ours, truth):
+        assert line["tokens"] == expected["tokens"]
+        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+
+
+def test_workers_that_compute_at_once_have_the_numbers_of_workers_in_turn(
+    small: list[str], tmp_path: Path
+) -> None:
+    words = ["adloco", *small, "--run.device", "cuda", "--method.num_trainers", "4"]
+    for threads in ("1", "4"):
+        own = with_folder(words, tmp_path / threads)
+        assert main(["train", *own, "--run.threads", threads]) == 0
+    assert numbers(tmp_path / "1") == numbers(tmp_path / "4")
 
 
 @pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()], ids=repr)

@@ -78,6 +78,10 @@ class Problem:
     fill: Fill | None = None
     """Gives values to one part of a model on the meta device, so that no rank has to hold a whole
     sharded model; see `distributed.parallel.layers.Fill`. None for other models."""
+    replayable: bool = False
+    """True if a batch is one tensor of `tokens_per_sample` + 1 tokens a sample, and loss and model
+    do the same on all batches of one shape, and change nothing but gradients. Passes over small
+    batches are then captured on a GPU (`cuda_graphs.py`)."""
     tokens_per_sample: int = 1
     """Tokens of a sample, for schedules in tokens."""
     islands: int = 1

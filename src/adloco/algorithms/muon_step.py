@@ -92,10 +92,11 @@ class _Step:
         # On every replica, not only the owner's, because a checkpoint is of one replica.
         torch._foreach_lerp_(self._momenta, self._gradients, 1 - group["momentum"])
 
-    def given(self, index: int) -> Tensor:
-        """The mixture of gradient and momentum, which is Nesterov's."""
-        mixture = self._gradients[index].lerp(self._momenta[index], self._group["momentum"])
-        return mixture.to(self.dtype)
+    def given(self, indices: Sequence[int]) -> Sequence[Tensor]:
+        """The mixtures of gradients and momenta, which are Nesterov's."""
+        gradients = [self._gradients[index] for index in indices]
+        momenta = [self._momenta[index] for index in indices]
+        return torch._foreach_lerp(gradients, momenta, self._group["momentum"])
 
     def compute(self, stack: Tensor) -> Tensor:
         """The directions of the step: of whole matrices, or of the blocks of each.
@@ -111,11 +112,18 @@ class _Step:
             directions[:, *block] = part * (step_length(part.shape[1:]) / step_length(shape))
         return directions
 
-    def take(self, index: int, result: Tensor) -> None:
-        matrix, lr = self.matrices[index], self._group["lr"]
-        shard = local(matrix)
-        shard.mul_(1 - lr * self._group["weight_decay"])
-        shard.add_(result, alpha=-lr * step_length(matrix.shape))
+    def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
+        shards = [local(self.matrices[index]) for index in indices]
+        lr, length = self._group["lr"], step_length(self.matrices[indices[0]].shape)
+        torch._foreach_mul_(shards, 1 - lr * self._group["weight_decay"])
+        # One kernel adds all of them if they have the shards' data type.
+        steps = [torch.empty_like(shard) for shard in shards]
+        torch._foreach_copy_(steps, list(results))
+        if isinstance(lr, Tensor):  # In a captured update.
+            torch._foreach_mul_(steps, lr * -length)
+            torch._foreach_add_(shards, steps)
+        else:
+            torch._foreach_add_(shards, steps, alpha=-lr * length)
 
 
 def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:

@@ -11,14 +11,16 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from threading import Event
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from adloco.algorithms.cuda_graphs import CapturedPasses, CapturedUpdate, can_capture
 from adloco.algorithms.dropout import own_dropout, uses_dropout
-from adloco.algorithms.gradient_stats import Measurement, measurement_of
+from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, load_optimizer, state_buffers
@@ -26,7 +28,7 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.device import autocast, to_device
+from adloco.distributed.device import autocast, new_stream, on_stream, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
@@ -90,6 +92,15 @@ class Worker:
         self._unread: list[Tensor] = []
         self._drops = uses_dropout(model)
         self.engine = engine
+        alone = settings.device.type == "cuda" and engine.is_alone
+        self._stream = new_stream(settings.device) if alone else None
+        """Its own, so that workers in several threads compute at once."""
+        self._passes: CapturedPasses | None = None
+        self._captured_update: CapturedUpdate | None = None
+        if alone and settings.problem.replayable and not (self._drops or self._statistics):
+            self._passes = CapturedPasses(self.replica.params)
+            if can_capture(self.optimizers):
+                self._captured_update = CapturedUpdate(self.optimizers)
 
     def begin_round(self) -> None:
         """Clear the numbers of the last round."""
@@ -99,6 +110,13 @@ class Worker:
     def inner_step(self) -> int:
         """Inner steps that it has taken in the round."""
         return len(self.round.losses) + len(self._unread)
+
+    def is_captured(self, task: RoundTask) -> bool:
+        """True if the passes of a round are launched as a whole, so that one host can serve several
+        workers at once.
+        """
+        elements = task.plan.micro_batch * (self._settings.problem.tokens_per_sample + 1)
+        return self._passes is not None and self._passes.fit(elements)
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Take inner steps until the round has `until` of them, or until `halted` is set.
@@ -112,6 +130,10 @@ class Worker:
         """
         if self.inner_step == until:
             return
+        with on_stream(self._stream):
+            self._advance(task, until, halted)
+
+    def _advance(self, task: RoundTask, until: int, halted: Event) -> None:
         began = self._settings.execution.clock()
         self.model.train()
         # Agreed on by the island: the collectives of a step would wait for a rank that has left.
@@ -192,6 +214,12 @@ class Worker:
 
     def _update(self, norm: Tensor) -> None:
         """Clip the gradients, whose norm this is, and step."""
+        if self._captured_update:
+            self._captured_update.run(self._clip_and_step, norm)
+        else:
+            self._clip_and_step(norm)
+
+    def _clip_and_step(self, norm: Tensor) -> None:
         if self._settings.max_grad_norm > 0:
             clip(self.replica.params, norm, self._settings.max_grad_norm)
         for optimizer in self.optimizers:
@@ -235,7 +263,10 @@ class Worker:
         def compute(plan: BatchPlan) -> Tensor:
             if not testing:
                 return torch.stack(list(self._micro_steps(plan)))
-            losses, moments = self._measurement.backward(plan, self._micro_steps, self.engine)
+            # Hooks of other measurements see each gradient, and a graph calls none.
+            capture = type(self._measurement) is NormMeasurement
+            passes = partial(self._micro_steps, capture=capture)
+            losses, moments = self._measurement.backward(plan, passes, self.engine)
             self.round.moments += moments
             return losses
 
@@ -245,7 +276,7 @@ class Worker:
 
         return self.halving.run(plan, compute, undo)
 
-    def _micro_steps(self, plan: BatchPlan) -> Iterator[Tensor]:
+    def _micro_steps(self, plan: BatchPlan, capture: bool = True) -> Iterator[Tensor]:
         """Run forward and backward on each micro-batch of this rank. Yields its part of the mean
         loss: the micro-batch's mean loss times its share of the worker's samples.
         """
@@ -255,17 +286,26 @@ class Worker:
             batch = self._settings.problem.data.read(
                 self.stream, self.position + offset, max(samples, 1)
             )
-            batch = to_device(batch, self._settings.device)
+            share = samples / plan.worker_batch
+            compute = partial(self._pass, offset)
             with self.engine.reducing(last=index == len(own) - 1):
-                with (
-                    self._own_dropout(offset),
-                    autocast(self._settings.device, self._settings.execution.autocast),
-                ):
-                    loss = self._settings.problem.loss_fn(self.engine.forward, batch) * (
-                        samples / plan.worker_batch
-                    )
-                loss.backward()  # type: ignore[no-untyped-call]
-            yield loss.detach()
+                if capture and self._passes and self._passes.fit(batch.numel()):
+                    loss = self._passes.run(compute, batch, share, self.engine.sums)
+                else:
+                    loss = compute(to_device(batch, self._settings.device), share)
+            yield loss
+
+    def _pass(self, offset: int, batch: Any, share: Tensor | float) -> Tensor:
+        """Run forward and backward on a micro-batch, which begins at this sample of the step and
+        has this share of the worker's samples. Returns its part of the mean loss.
+        """
+        with (
+            self._own_dropout(offset),
+            autocast(self._settings.device, self._settings.execution.autocast),
+        ):
+            loss: Tensor = self._settings.problem.loss_fn(self.engine.forward, batch) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
         if not self._drops:

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,28 @@ def autocast(
 ) -> contextlib.AbstractContextManager[Any]:
     """A context for mixed precision in this data type; without one, a context that does nothing."""
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def new_stream(device: torch.device) -> Any:
+    """A stream of a GPU: a queue of work that is computed beside that of other streams."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def on_stream(stream: Any) -> Iterator[None]:
+    """A context whose work is queued in this stream, after all that was queued before the context
+    and before all that is queued after it. None: as without the context.
+    """
+    if stream is None:
+        yield
+        return
+    outside = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(outside)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        outside.wait_stream(stream)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

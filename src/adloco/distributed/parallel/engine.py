@@ -50,6 +50,8 @@ class Engine(ABC):
         self.replicas = island.replicas if island else 1
         """Ranks of the island that have the same part of the reduced gradient."""
         self.owners = owners
+        self.sums: GradientSums | None = None
+        """While `incoming` is open, what it sums."""
         self._island = island
         self._parameters = trainable(model)
 
@@ -82,6 +84,11 @@ class Engine(ABC):
         Raises:
             ValueError: Shards would have to add up gradients that some parameters do not have.
         """
+
+    @property
+    def is_alone(self) -> bool:
+        """True if the model is on this rank alone."""
+        return self._island is None
 
     def norm_sq_part(self) -> Tensor:
         """This rank's part of the squared norm of the reduced gradient, a float64 scalar.

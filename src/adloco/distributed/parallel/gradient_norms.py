@@ -57,12 +57,14 @@ def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
     if norm.device.type == "cpu" and norm <= max_norm:
         return  # It costs nothing to look there, and saves a pass over the gradients.
     factor = (max_norm / norm).clamp(max=1.0)
-    for gradient in gradients(parameters):
-        own = local(gradient)
-        if own.dtype.itemsize < 4:  # The factor itself would be rounded to the 8 bits of bf16.
-            own.copy_(own.float() * factor)
+    own = [local(gradient) for gradient in gradients(parameters)]
+    for dtype in {gradient.dtype for gradient in own}:
+        same = [gradient for gradient in own if gradient.dtype == dtype]
+        if dtype.itemsize < 4:  # The factor itself would be rounded to the 8 bits of bf16.
+            scaled = torch._foreach_mul([gradient.float() for gradient in same], factor.float())
+            torch._foreach_copy_(same, scaled)
         else:
-            own.mul_(factor)
+            torch._foreach_mul_(same, factor.to(dtype))
 
 
 def squares(tensor: Tensor) -> Tensor:

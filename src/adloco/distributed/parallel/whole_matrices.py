@@ -29,18 +29,18 @@ class MatrixWork(Protocol):
     matrices: Sequence[Tensor]
     """Tensors with the shapes, and the shards or replicas, of the matrices."""
     dtype: torch.dtype
-    """Data type of all that is given, computed and taken."""
+    """Data type of all that is computed and taken; what is given is converted to it."""
 
-    def given(self, index: int) -> Tensor:
-        """This rank's rows of a matrix."""
+    def given(self, indices: Sequence[int]) -> Sequence[Tensor]:
+        """This rank's rows of some matrices, contiguous."""
         ...
 
     def compute(self, stack: Tensor) -> Tensor:
         """Compute the results of whole matrices (number, rows, columns), of the same sizes."""
         ...
 
-    def take(self, index: int, result: Tensor) -> None:
-        """Use this rank's rows of the result of a matrix."""
+    def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
+        """Use this rank's rows of the results of some matrices, which are all of one shape."""
         ...
 
 
@@ -82,7 +82,7 @@ class MatrixOwners:
         of_replicas = [stacks[first : first + shards] for first in range(0, len(stacks), shards)]
         of_shards = of_replicas[_me(self._replicas)]
         mine = of_shards[_me(self._shards)]
-        given = [_joined([work.given(index) for index in stack], empty) for stack in of_shards]
+        given = [_joined(work.given(stack), empty) if stack else empty for stack in of_shards]
         rows = rows_of_shards(work.matrices[mine[0]]) if mine else [0] * shards
         columns = work.matrices[mine[0]].shape[1] if mine else 0
 
@@ -108,11 +108,11 @@ class MatrixOwners:
         yield
         wait_for(works)
         for part, owners in zip(parts, of_replicas, strict=True):
-            indices = [index for stack in owners for index in stack]
-            shapes = [local(work.matrices[index]).shape for index in indices]
-            taken = torch.split(part, [shape.numel() for shape in shapes])
-            for index, result, shape in zip(indices, taken, shapes, strict=True):
-                work.take(index, result.view(shape))
+            of_stacks = torch.split(part, [_elements(work.matrices, stack) for stack in owners])
+            for stack, taken in zip(owners, of_stacks, strict=True):
+                if stack:
+                    shape = local(work.matrices[stack[0]]).shape
+                    work.take(stack, taken.view(len(stack), *shape).unbind())
 
     def _exchange(
         self, sent: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None
@@ -186,7 +186,12 @@ def _elements(matrices: Sequence[Tensor], indices: Sequence[int]) -> int:
 
 
 def _joined(tensors: Sequence[Tensor], empty: Tensor) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else empty
+    """All elements of these tensors one after another, in the data type of `empty`."""
+    sizes = [tensor.numel() for tensor in tensors]
+    joined = empty.new_empty(sum(sizes))
+    # One kernel for all of them, where a GPU would start one for each.
+    torch._foreach_copy_(torch.split(joined, sizes), [tensor.flatten() for tensor in tensors])
+    return joined
 
 
 def _number(group: dist.ProcessGroup | None) -> int:

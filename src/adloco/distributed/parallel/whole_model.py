@@ -6,7 +6,7 @@ before DDP puts a gradient into its buckets.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -77,8 +77,13 @@ class WholeModel(Engine):
                 "freeze them (requires_grad False), or use shards"
             )
 
-    def incoming(self) -> AbstractContextManager[GradientSums]:
-        return incoming_gradients(self._parameters)
+    @contextmanager
+    def incoming(self) -> Iterator[GradientSums]:
+        with incoming_gradients(self._parameters) as self.sums:
+            try:
+                yield self.sums
+            finally:
+                self.sums = None
 
     @contextmanager
     def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:

@@ -69,8 +69,8 @@ class Placement:
             workers: Ids of the run's workers, rising, for the ranks of the default process group;
                 None: all workers live in this process, which talks to no other.
             device: Where the workers of this process compute.
-            threads: Workers of it that run at once. 0: one per core on a CPU, one at a time on a
-                GPU.
+            threads: Workers of it that run at once. 0: one per core on a CPU; on a GPU one at a
+                time, or one per core if they are small.
             shards: Ranks over which a worker's parameters are sharded.
             replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
             timeout_seconds: See `longest_wait`.
@@ -90,7 +90,7 @@ class Placement:
         self._places = {worker: place for place, worker in enumerate(workers or ())}
         self._pool = BufferPool()
         self._transfers = Transfers(self.device)
-        self._threads = threads or (num_cores() if self.device.type == "cpu" else 1)
+        self._threads = threads
         self._longest_wait = longest_wait(timeout_seconds)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._island_group: IslandGroup | None = None
@@ -143,6 +143,7 @@ class Placement:
         function: Callable[[Item], Result],
         items: Sequence[Item],
         on_failure: Callable[[], None],
+        together: bool = False,
     ) -> list[Result]:
         """Call the function on each local item, concurrently where that helps.
 
@@ -151,13 +152,15 @@ class Placement:
             items: One item for each local worker.
             on_failure: Called as soon as one item fails or the wait is interrupted, to end the
                 others early. The error is raised once all have ended.
+            together: True if several items at once use a GPU better than one after another.
         """
         if self.ranks_per_worker > 1:
             # One after another in this thread: workers of one island would mix up their collectives
             # if they ran at once, and after a failure no other worker may start, because its
             # collectives would meet those of the failed worker on the other ranks.
             return [function(item) for item in items]
-        return map_in_threads(function, items, on_failure, self._threads, self.device)
+        at_once = self._threads or (num_cores() if together or self.device.type == "cpu" else 1)
+        return map_in_threads(function, items, on_failure, at_once, self.device)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         """Reductions among these workers, also on ranks that have none of them."""
@@ -363,6 +366,6 @@ class OneProcess(Placement):
         """
         Args:
             device: Where the workers compute.
-            threads: Workers that run at once. 0: one per core on a CPU, one at a time on a GPU.
+            threads: As in `Placement`.
         """
         super().__init__(None, device, threads)

@@ -1,0 +1,233 @@
+"""Parts of an inner step as CUDA graphs: each is launched as a whole, not kernel by kernel.
+
+The kernels of a small model take less time than a host needs to launch them one by one. So the
+forward and backward pass of a micro-batch is captured once for each shape, and the update (clipping
+and the inner optimizers) once. A graph computes on the tensors that it was captured with: gradients
+stay where they are, and an update is captured again when one of its tensors is another one.
+"""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adloco.algorithms.muon_step import Muon
+from adloco.distributed.device_memory import ran_out_of_memory
+from adloco.distributed.parallel.gradient_norms import GradientSums
+
+Pass = Callable[[Tensor, Tensor], Tensor]
+"""(batch, its share of the worker's samples) -> that share of the mean loss, after the backward
+pass."""
+LARGEST_WORK = 5e11
+"""Parameters times elements of a micro-batch, up to which a pass is captured: about there its
+kernels take longer than their launches."""
+MOST_ELEMENTS = 2**14
+"""Most elements of such a micro-batch, because each worker keeps the activations of its graphs."""
+_capturing = threading.Lock()
+"""One thread captures at a time; workers in others wait."""
+
+
+class Graph:
+    """What a function does on a GPU, launched as a whole."""
+
+    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+        """Capture the function, which is called and computes nothing.
+
+        Args:
+            function: Does the same on each call, with the same tensors.
+            pool: Memory that is shared with graphs that never run at the same time.
+        """
+        self._graph = torch.cuda.CUDAGraph()
+        # In the worker's own stream: cuBLAS keeps a workspace for each stream, and graphs that were
+        # captured in one stream and run at the same time would overwrite each other's.
+        stream = torch.cuda.current_stream()
+        # Workers in other threads may use the device meanwhile.
+        mode = "thread_local"
+        with (
+            _capturing,
+            torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=mode),
+        ):
+            self.results = function()
+
+    def replay(self) -> None:
+        """Do what the function did; its results are in `results`."""
+        self._graph.replay()
+
+
+class CapturedPasses:
+    """The forward and backward passes of one worker, by the shape of the micro-batch."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """
+        Args:
+            parameters: The worker's trainable parameters.
+        """
+        self._parameters = parameters
+        self._size = sum(parameter.numel() for parameter in parameters)
+        self._device = parameters[0].device
+        self._gradients: dict[Tensor, Tensor] = {}
+        self._passes: dict[Any, _CapturedPass] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._refused = False
+
+    def fit(self, elements: int) -> bool:
+        """True if passes over micro-batches of so many elements can be captured."""
+        small = elements <= min(MOST_ELEMENTS, LARGEST_WORK / self._size)
+        return small and not self._refused
+
+    def run(self, compute: Pass, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
+        """Compute a pass, as `compute` would.
+
+        Args:
+            compute: The pass.
+            batch: The micro-batch, on the CPU or on the device.
+            share: Its share of the worker's samples.
+            sums: Takes the squared norm of the gradient of this pass; None: it is not measured.
+        """
+        key = (batch.shape, batch.dtype, sums is None)
+        if key not in self._passes:
+            try:
+                self._passes[key] = self._capture(compute, batch, sums)
+            except RuntimeError as error:
+                if ran_out_of_memory(error):
+                    raise
+                reason = " ".join(str(error).split())[:160]
+                warnings.warn(f"passes are launched kernel by kernel: {reason}", stacklevel=2)
+                self._refused = True
+                return compute(batch.to(self._device), torch.full((), share, device=self._device))
+        # What the step has of gradients so far, if anything, goes where graphs add to.
+        dropped = [gradient for each, gradient in self._gradients.items() if each.grad is None]
+        if dropped:
+            torch._foreach_zero_(dropped)
+        for parameter, gradient in self._gradients.items():
+            if parameter.grad is not None and parameter.grad is not gradient:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+        return self._passes[key].run(batch, share, sums)
+
+    def _capture(self, compute: Pass, batch: Tensor, sums: GradientSums | None) -> "_CapturedPass":
+        own = torch.empty_like(batch, device=self._device)
+        own.copy_(batch)
+        share = torch.ones((), device=self._device)
+        before = [parameter.grad for parameter in self._parameters]
+        try:
+            for parameter in self._parameters:
+                parameter.grad = None
+            compute(own, share)  # Libraries choose their kernels on the first call.
+            for parameter in self._parameters:
+                # A parameter that gets no gradient is not updated either.
+                if parameter.grad is not None and parameter not in self._gradients:
+                    self._gradients[parameter] = torch.zeros_like(parameter)
+            compute(own, share)  # The kernels that add to a gradient.
+            if sums:
+                sums.take()
+            for parameter, gradient in self._gradients.items():
+                parameter.grad = gradient
+
+            def measured() -> tuple[Tensor, Tensor | None]:
+                loss = compute(own, share)
+                return loss, sums.take() if sums else None
+
+            graph = Graph(measured, self._pool)
+        finally:
+            for parameter, own_gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = own_gradient
+        return _CapturedPass(graph, own, share)
+
+
+class _CapturedPass:
+    """A captured pass, with the tensors that it reads."""
+
+    def __init__(self, graph: Graph, batch: Tensor, share: Tensor) -> None:
+        self._graph, self._batch, self._share = graph, batch, share
+
+    def run(self, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
+        pinned = batch.pin_memory() if self._batch.is_cuda and not batch.is_cuda else batch
+        self._batch.copy_(pinned, non_blocking=True)
+        self._share.fill_(share)
+        self._graph.replay()
+        loss, norm_sq = self._graph.results
+        if sums:
+            sums.add(norm_sq.clone())
+        result: Tensor = loss.clone()  # The next replay overwrites it.
+        return result
+
+
+class CapturedUpdate:
+    """The update of one worker's parameters by its gradients.
+
+    Learning rates are tensors meanwhile, because a graph keeps the numbers of its capture.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        """
+        Args:
+            optimizers: The worker's inner optimizers, which `can_capture` accepts.
+        """
+        self._optimizers = optimizers
+        device = self._groups[0]["params"][0].device
+        self._rates = torch.zeros(len(self._groups), device=device)
+        self._norm = torch.zeros((), dtype=torch.float64, device=device)
+        self._graph: Graph | None = None
+        self._tensors: list[Tensor] = []
+
+    def run(self, update: Callable[[Tensor], None], norm: Tensor) -> None:
+        """Update the parameters.
+
+        Args:
+            update: Clips the gradients, whose norm it is given, and steps.
+            norm: The norm of the gradients.
+        """
+        rates = torch.tensor([group["lr"] for group in self._groups], dtype=torch.float32)
+        self._rates.copy_(rates.pin_memory() if norm.is_cuda else rates, non_blocking=True)
+        self._norm.copy_(norm)
+        tensors = self._all_tensors()
+        same = len(tensors) == len(self._tensors) and all(
+            one is other for one, other in zip(tensors, self._tensors, strict=True)
+        )
+        if not same:  # Among others at the first step, which makes the optimizers' states.
+            self._graph = None
+            with self._rates_on_device():
+                update(self._norm)
+            self._tensors = self._all_tensors()
+            return
+        if self._graph is None:
+            with self._rates_on_device():
+                self._graph = Graph(lambda: update(self._norm), None)
+        self._graph.replay()
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """The optimizers' groups of parameters; an optimizer that loads a state makes new ones."""
+        return [group for each in self._optimizers for group in each.param_groups]
+
+    def _all_tensors(self) -> list[Tensor]:
+        """The tensors that an update reads and writes."""
+        parameters = [parameter for group in self._groups for parameter in group["params"]]
+        states = [state for each in self._optimizers for state in each.state.values()]
+        found = [*parameters, *(each.grad for each in parameters)]
+        found += [value for state in states for value in state.values()]
+        return [each for each in found if isinstance(each, Tensor)]
+
+    @contextlib.contextmanager
+    def _rates_on_device(self) -> Iterator[None]:
+        groups = self._groups
+        before = [dict(group) for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"], group["capturable"] = rate, True  # torch's AdamW asks for the second.
+        try:
+            yield
+        finally:
+            for group, own in zip(groups, before, strict=True):
+                group.clear()
+                group.update(own)
+
+
+def can_capture(optimizers: Sequence[Optimizer]) -> bool:
+    """True if an update by these optimizers can be captured."""
+    return all(type(each) in (Muon, torch.optim.AdamW) for each in optimizers)
