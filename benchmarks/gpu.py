@@ -176,7 +176,7 @@ def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
 
 def cuda_tests() -> dict[str, Result]:
     """The tests that need a CUDA device."""
-    line = [sys.executable, "-m", "pytest", "-q", "tests", "-k", "cuda", "-p", "no:cacheprovider"]
+    line = [sys.executable, "-m", "pytest", "-q", "tests", "-k", "cuda", "-p", "no:benchmark"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=FOLDER.parent.parent)
     return {"tests": {"failure" if done.returncode else "end": done.stdout[-1500:]}}
 

@@ -22,8 +22,10 @@ from adloco import (
     NormTest,
     OneProcess,
     OuterOptimizer,
+    Problem,
     SwitchMode,
 )
+from adloco.algorithms.building import is_compiled
 from adloco.algorithms.make_reports import report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.algorithms.worker_round import WorkerRound
@@ -687,3 +689,43 @@ def test_a_report_is_shown_in_a_line() -> None:
         f"<round 1: {report.samples} samples, train loss {report.train_loss:.4f}, batch of each "
         f"trainer [{first.trainer_batch}, {second.trainer_batch}], 1 syncs, 0 merges>"
     )
+
+
+def test_large_language_models_are_compiled_on_a_gpu_unless_told_otherwise() -> None:
+    class OnGpu(OneProcess):
+        device = torch.device("cuda")
+
+        def __init__(self, ranks_per_worker: int = 1) -> None:
+            self.ranks_per_worker = ranks_per_worker
+
+    class Large(nn.Module):
+        def __init__(self, size: int = 10**8, dropout: float = 0.0) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(size, device="meta"))
+            self.dropout = nn.Dropout(dropout)
+
+    usual = Problem(build_model=linear, loss_fn=next_token, data=tokens(9, 1), replayable=True)
+    unknown = replace(usual, replayable=False)
+    assert is_compiled("auto", Large(), usual, OnGpu())
+    assert not is_compiled("auto", Large(10**7), usual, OnGpu())
+    assert not is_compiled("auto", Large(dropout=0.1), usual, OnGpu())
+    assert not is_compiled("auto", Large(), unknown, OnGpu())
+    assert not is_compiled("auto", Large(), usual, OnGpu(ranks_per_worker=2))
+    assert not is_compiled("auto", Large(), usual, OneProcess())
+    assert is_compiled(True, Large(), unknown, OneProcess())
+    assert not is_compiled(False, Large(), usual, OnGpu())
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_compiled_model_has_a_loss_of_its_own(
+    compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    called = []
+
+    def own(model: Any, batch: Any) -> torch.Tensor:
+        called.append(len(batch))
+        return squared_error(model, batch)
+
+    list(make_run(compiled_loss_fn=own, compile=compile).rounds(1))
+    assert bool(called) == compile

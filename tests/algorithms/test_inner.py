@@ -13,6 +13,7 @@ from torch import nn
 from adloco import InnerAdamW, InnerMuon, InnerSGD
 from adloco.algorithms import muon_step
 from adloco.algorithms.inner.muon import NEWTON_SCHULZ
+from adloco.algorithms.muon_step import Muon, orthogonal, step_length
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LR, DECAY = 0.25, 0.5
@@ -276,3 +277,35 @@ def test_the_settings_reach_torch() -> None:
 def test_refusals(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("computed", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_muon_rounds_a_step_once(
+    own: torch.dtype, computed: torch.dtype, as_tensor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it computes in; with a learning rate in a tensor, too, as in a captured update."""
+    monkeypatch.setattr(muon_step, "native_bf16", lambda device: computed == torch.bfloat16)
+    computed = computed if computed == torch.bfloat16 else torch.promote_types(own, computed)
+    generator = torch.Generator().manual_seed(1)
+    matrix, gradient = (torch.randn(6, 9, generator=generator).to(own) for _ in range(2))
+    momentum = torch.zeros_like(matrix).lerp(gradient, 1 - 0.9)
+    given = gradient.lerp(momentum, 0.9).to(computed)
+    direction = orthogonal(given[None], NEWTON_SCHULZ["constant"])[0].double()
+    lr = float(torch.tensor(0.02))
+    wide = torch.promote_types(own, torch.float32)
+    decayed = (matrix * (1 - lr * 0.1)).to(own).double()
+    expected = (decayed - lr * step_length((6, 9)) * direction).to(wide).to(own)
+
+    parameter = nn.Parameter(matrix.clone())
+    parameter.grad = gradient
+    muon = Muon([parameter], lr=lr, weight_decay=0.1, momentum=0.9)
+    if as_tensor:
+        muon.param_groups[0]["lr"] = torch.tensor(lr)
+    muon.step()
+    spacing = torch.finfo(own).eps if own == torch.bfloat16 else 1e-6
+    far = ((parameter.detach().double() - expected.double()).abs() / expected.abs().double()).max()
+    # One rounding may fall to the other side of a tie.
+    assert (parameter.detach() == expected).double().mean() > 0.9 or own != torch.bfloat16
+    assert far <= spacing

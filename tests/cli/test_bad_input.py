@@ -27,7 +27,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--run.tokens", "2.5"], "run.tokens must be a whole number, got 2.5"),
         (["--run.tokens", "true"], "run.tokens must be a whole number, got True"),
         (["--run.tokens"], "--run.tokens needs a value"),
-        (["--run.compile=maybe"], "run.compile must be true or false, got 'maybe'"),
+        (["--run.compile=maybe"], "run.compile must be true or false or auto, got 'maybe'"),
         (["--inner.lr", "low"], "inner.lr must be a number, got 'low'"),
         (["--inner.betas", "0.9"], "inner.betas must be a list of 2 numbers, got [0.9]"),
         pytest.param(

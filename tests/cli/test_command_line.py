@@ -20,6 +20,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import Setting, known_settings, named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
 from adloco.config.shipped import shipped_recipes
+from adloco.config.values import takes_truths
 from adloco.discovery import lab_classes
 from tests.pages import DESCRIBES_LAB
 
@@ -232,7 +233,7 @@ def test_a_search_without_result(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_switches_are_the_settings_that_are_true_or_false() -> None:
-    assert switches() == {name for name, setting in known().items() if setting.hint is bool}
+    assert switches() == {name for name, setting in known().items() if takes_truths(setting.hint)}
 
 
 def test_other_names_stand_for_settings() -> None:
@@ -258,6 +259,7 @@ def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:
             "",
         ),
         (["x", "--run.compile", "no", "y"], [("run.compile", "no")], "x y"),
+        (["--run.compile", "auto", "y"], [("run.compile", "auto")], "y"),
         (["--resume=runs/1.5", "./a.toml", "-1.5"], [], "--resume=runs/1.5 ./a.toml -1.5"),
     ],
 )
@@ -336,7 +338,7 @@ def complete(shell: list[str], words: list[str]) -> list[str]:
         ("adloco train --wire.fo", ["--wire.format"]),
         ("adloco train diloco --wire.format int", ["int1", "int2", "int4", "int8"]),
         ("adloco train --batch.rule = w", ["warmup"]),
-        ("adloco train --run.precision auto single --run.compile ", ["true", "false"]),
+        ("adloco train --run.precision auto single --run.compile ", ["auto", "true", "false"]),
         ("adloco generate --te", ["--temperature"]),
         ("adloco launch diloco --on s", ["skypilot", "slurm"]),
         ("adloco generate --run.s", []),

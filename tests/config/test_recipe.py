@@ -170,7 +170,7 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ),
         ({"run": {"tokens": True}}, "run.tokens must be .*got True"),
         ({"run": {"name": 7}}, "run.name must be a text in quotes, got 7"),
-        ({"run": {"compile": 3}}, "run.compile must be true or false, got 3"),
+        ({"run": {"compile": 3}}, "run.compile must be true or false or auto, got 3"),
         ({"inner": {"optimizer": "muon", "split": 3}}, "inner.split must be a table such as"),
         ({"inner": {"betas": "0.9,0.95"}}, "inner.betas must be a list of 2 numbers, got '0.9,"),
         ({"run": {"tokens": 1.5}}, "run.tokens must be .*got 1.5"),

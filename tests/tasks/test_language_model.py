@@ -4,6 +4,7 @@ what comes next.
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from adloco.data.sources import TokenSource
 from adloco.models.sources.llama import LlamaShape
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import (
+    compiled_cross_entropy,
+    cross_entropy,
     evaluation_windows,
     generate,
     loss_on_windows,
@@ -283,3 +286,21 @@ def test_a_model_that_sees_what_it_predicts_is_refused(
         )
         == 0
     )
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
+def test_the_compiled_cross_entropy_is_the_other_one() -> None:
+    generator = torch.Generator().manual_seed(2)
+    targets = torch.randint(11, (3, 5), generator=generator)
+    for dtype, rel in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        found = []
+        for loss_fn in (cross_entropy, compiled_cross_entropy()):
+            logits = torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(3)).to(dtype)
+            logits.requires_grad_()
+            loss = loss_fn(logits, targets)
+            loss.backward()
+            found.append((loss.detach(), logits.grad))
+        torch.testing.assert_close(found[1], found[0], rtol=rel, atol=rel / 100)
+        assert found[1][0].dtype == torch.float32

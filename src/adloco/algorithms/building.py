@@ -1,6 +1,9 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
+from typing import Literal
+
+from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
@@ -13,6 +16,10 @@ from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.learning_rate import LearningRate
+
+COMPILED_FROM = 100_000_000
+"""Parameters from which `auto` compiles a model. Compiling takes 20 to 60 seconds; 305M parameters
+trained 43% faster on an H200."""
 
 
 def check_sections(
@@ -62,6 +69,30 @@ def check_sections(
     )
 
 
+def is_compiled(
+    asked: bool | Literal["auto"], model: nn.Module, problem: Problem, placement: Placement
+) -> bool:
+    """True if the workers' models, which are like this one, are to be compiled.
+
+    Args:
+        asked: auto: large models that compiling is known to make faster: whole models of
+            transformers on a GPU.
+
+    Raises:
+        ValueError: It is asked for, and the model cannot be compiled.
+    """
+    drops = uses_dropout(model)
+    if asked == "auto":
+        size = sum(parameter.numel() for parameter in trainable(model))
+        fits = problem.replayable and not drops and placement.ranks_per_worker == 1
+        return fits and placement.device.type == "cuda" and size >= COMPILED_FROM
+    require(
+        not (asked and drops),
+        "a compiled model cannot draw dropout for each worker; set compile False or dropout 0",
+    )
+    return asked
+
+
 def build_workers(
     problem: Problem,
     method: Method,
@@ -83,10 +114,7 @@ def build_workers(
     model = problem.build_model()
     if problem.fill is None:
         placement.broadcast_model(model)
-    require(
-        not (execution.compile and uses_dropout(model)),
-        "a compiled model cannot draw dropout for each worker; set compile False or dropout 0",
-    )
+    compile = is_compiled(execution.compile, model, problem, placement)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     settings = InnerSettings(
         problem=problem,
@@ -100,8 +128,6 @@ def build_workers(
     here = placement.local(method.living_workers)
     copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
     return {
-        worker: Worker(
-            worker, own, inner, settings, placement.engine(own, execution.compile, problem.fill)
-        )
+        worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
         for worker, own in zip(here, copies, strict=True)
     }

@@ -26,6 +26,9 @@ pass."""
 LARGEST_WORK = 5e11
 """Parameters times elements of a micro-batch, up to which a pass is captured: about there its
 kernels take longer than their launches."""
+SHARED_WORK = 2e11
+"""The same, up to which a GPU computes the passes of several workers at once faster than one after
+another."""
 MOST_ELEMENTS = 2**14
 """Most elements of such a micro-batch, because each worker keeps the activations of its graphs."""
 _capturing = threading.Lock()
@@ -59,6 +62,11 @@ class Graph:
         self._graph.replay()
 
 
+def has_graphs(device: torch.device) -> bool:
+    """True if a device has CUDA graphs."""
+    return device.type == "cuda"
+
+
 class CapturedPasses:
     """The forward and backward passes of one worker, by the shape of the micro-batch."""
 
@@ -75,10 +83,13 @@ class CapturedPasses:
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self._refused = False
 
-    def fit(self, elements: int) -> bool:
-        """True if passes over micro-batches of so many elements can be captured."""
-        small = elements <= min(MOST_ELEMENTS, LARGEST_WORK / self._size)
-        return small and not self._refused
+    def fit(self, elements: int, *, shared: bool = False) -> bool:
+        """True if passes over micro-batches of so many elements can be captured.
+
+        shared: True to ask whether they are computed at once with those of other workers.
+        """
+        work = SHARED_WORK if shared else LARGEST_WORK
+        return elements <= min(MOST_ELEMENTS, work / self._size) and not self._refused
 
     def run(self, compute: Pass, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
         """Compute a pass, as `compute` would.
@@ -99,6 +110,8 @@ class CapturedPasses:
                 reason = " ".join(str(error).split())[:160]
                 warnings.warn(f"passes are launched kernel by kernel: {reason}", stacklevel=2)
                 self._refused = True
+                if sums:
+                    sums.drop()
                 return compute(batch.to(self._device), torch.full((), share, device=self._device))
         # What the step has of gradients so far, if anything, goes where graphs add to.
         dropped = [gradient for each, gradient in self._gradients.items() if each.grad is None]
@@ -125,7 +138,7 @@ class CapturedPasses:
                     self._gradients[parameter] = torch.zeros_like(parameter)
             compute(own, share)  # The kernels that add to a gradient.
             if sums:
-                sums.take()
+                sums.drop()
             for parameter, gradient in self._gradients.items():
                 parameter.grad = gradient
 
@@ -190,15 +203,18 @@ class CapturedUpdate:
         same = len(tensors) == len(self._tensors) and all(
             one is other for one, other in zip(tensors, self._tensors, strict=True)
         )
-        if not same:  # Among others at the first step, which makes the optimizers' states.
-            self._graph = None
+
+        def updated() -> None:
             with self._rates_on_device():
                 update(self._norm)
+
+        if not same:  # Among others at the first step, which makes the optimizers' states.
+            self._graph = None
+            updated()
             self._tensors = self._all_tensors()
             return
         if self._graph is None:
-            with self._rates_on_device():
-                self._graph = Graph(lambda: update(self._norm), None)
+            self._graph = Graph(updated, None)
         self._graph.replay()
 
     @property

@@ -75,6 +75,8 @@ class Problem:
     compiled model), so the function should only call it and not read its attributes."""
     data: Source
     """The training data, with at least one stream for each worker."""
+    compiled_loss_fn: LossFunction | None = None
+    """`loss_fn` of a model that is compiled; None: the same one."""
     fill: Fill | None = None
     """Gives values to one part of a model on the meta device, so that no rank has to hold a whole
     sharded model; see `distributed.parallel.layers.Fill`. None for other models."""
@@ -313,8 +315,8 @@ class Execution:
 
     autocast: torch.dtype | None = None
     """Data type of mixed precision (torch.autocast); None: no mixed precision."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: bool | Literal["auto"] = False
+    """Compile the model and its loss with torch.compile; auto: see `building.is_compiled`."""
     seed: int = 0
     """Seed of the dropout masks, and of batch rules that draw random numbers."""
     on_nonfinite: OnNonFinite = "stop"

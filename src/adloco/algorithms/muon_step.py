@@ -115,15 +115,28 @@ class _Step:
     def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
         shards = [local(self.matrices[index]) for index in indices]
         lr, length = self._group["lr"], step_length(self.matrices[indices[0]].shape)
-        torch._foreach_mul_(shards, 1 - lr * self._group["weight_decay"])
-        # One kernel adds all of them if they have the shards' data type.
-        steps = [torch.empty_like(shard) for shard in shards]
-        torch._foreach_copy_(steps, list(results))
+        if self._group["weight_decay"]:
+            # Not by torch._foreach_mul_, which rounds the factor to bf16 on a CPU (torch 2.13).
+            for shard in shards:
+                shard.mul_(1 - lr * self._group["weight_decay"])
+        # One kernel adds all steps of the shards' own type. They are rounded only where they are
+        # added, so they have the finer of the two types.
+        dtype = torch.promote_types(shards[0].dtype, results[0].dtype)
         if isinstance(lr, Tensor):  # In a captured update.
+            steps = _converted(results, torch.promote_types(dtype, torch.float32))
             torch._foreach_mul_(steps, lr * -length)
             torch._foreach_add_(shards, steps)
         else:
-            torch._foreach_add_(shards, steps, alpha=-lr * length)
+            torch._foreach_add_(shards, _converted(results, dtype), alpha=-lr * length)
+
+
+def _converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Tensors in a data type, by one kernel."""
+    if tensors[0].dtype == dtype:
+        return list(tensors)
+    converted = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(converted, list(tensors))
+    return converted
 
 
 def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:

@@ -118,7 +118,7 @@ class Round:
                 lambda worker: worker.advance(tasks[worker.id], until, halted),
                 workers,
                 on_failure=halted.set,
-                together=all(worker.is_captured(tasks[worker.id]) for worker in workers),
+                together=all(worker.shares_device(tasks[worker.id]) for worker in workers),
             )
         except BaseException:
             halted.clear()

@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adloco.algorithms.cuda_graphs import CapturedPasses, CapturedUpdate, can_capture
+from adloco.algorithms.cuda_graphs import (
+    CapturedPasses,
+    CapturedUpdate,
+    can_capture,
+    has_graphs,
+)
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
@@ -92,12 +97,20 @@ class Worker:
         self._unread: list[Tensor] = []
         self._drops = uses_dropout(model)
         self.engine = engine
-        alone = settings.device.type == "cuda" and engine.is_alone
-        self._stream = new_stream(settings.device) if alone else None
+        problem = settings.problem
+        self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
+        on_gpu = settings.device.type == "cuda" and engine.is_alone
+        self._stream = new_stream(settings.device) if on_gpu else None
         """Its own, so that workers in several threads compute at once."""
         self._passes: CapturedPasses | None = None
         self._captured_update: CapturedUpdate | None = None
-        if alone and settings.problem.replayable and not (self._drops or self._statistics):
+        changes_more = self._drops or self._statistics
+        if (
+            has_graphs(settings.device)
+            and engine.is_alone
+            and problem.replayable
+            and not changes_more
+        ):
             self._passes = CapturedPasses(self.replica.params)
             if can_capture(self.optimizers):
                 self._captured_update = CapturedUpdate(self.optimizers)
@@ -111,12 +124,12 @@ class Worker:
         """Inner steps that it has taken in the round."""
         return len(self.round.losses) + len(self._unread)
 
-    def is_captured(self, task: RoundTask) -> bool:
-        """True if the passes of a round are launched as a whole, so that one host can serve several
-        workers at once.
+    def shares_device(self, task: RoundTask) -> bool:
+        """True if the passes of a round are captured, and so small that those of several workers
+        are computed at once.
         """
         elements = task.plan.micro_batch * (self._settings.problem.tokens_per_sample + 1)
-        return self._passes is not None and self._passes.fit(elements)
+        return self._passes is not None and self._passes.fit(elements, shared=True)
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Take inner steps until the round has `until` of them, or until `halted` is set.
@@ -303,7 +316,7 @@ class Worker:
             self._own_dropout(offset),
             autocast(self._settings.device, self._settings.execution.autocast),
         ):
-            loss: Tensor = self._settings.problem.loss_fn(self.engine.forward, batch) * share
+            loss: Tensor = self._loss_fn(self.engine.forward, batch) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

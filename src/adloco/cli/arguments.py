@@ -280,7 +280,7 @@ def take_settings(
 
 def _is_bare_switch(name: str, left: Sequence[str]) -> bool:
     """True if a setting that is true or false has no value before the words that are left."""
-    if left and left[0].lower() in TRUTHS:
+    if left and left[0].lower() in {*TRUTHS, "auto"}:
         return False
     from adloco.config.finding import switches
 

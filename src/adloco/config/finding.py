@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from adloco.config.sections import SECTIONS, Section
+from adloco.config.values import takes_truths
 from adloco.setting import Facts, facts_of
 
 
@@ -64,7 +65,7 @@ def switches() -> set[str]:
         for section, content in SECTIONS.items()
         for owner in _owners(content)
         for field in fields(owner)
-        if field.type in (bool, "bool")
+        if field.type == "bool" or takes_truths(field.type)
     }
 
 

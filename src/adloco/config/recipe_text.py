@@ -10,6 +10,7 @@ import tomlkit
 from adloco.config.finding import choices_with
 from adloco.config.recipe import Values
 from adloco.config.sections import SECTIONS, Choice, Recipe
+from adloco.config.values import takes_truths
 from adloco.setting import field_meanings
 
 
@@ -51,8 +52,8 @@ class Setting:
     def choices(self) -> tuple[str, ...]:
         """All allowed values; empty if they cannot be listed."""
         hint = self.hint
-        if hint is bool:
-            return ("true", "false")
+        if takes_truths(hint):
+            return ("true", "false", *(each for part in get_args(hint) for each in get_args(part)))
         return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
 
 

@@ -50,7 +50,7 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
     hints = get_type_hints(owner, include_extras=True)
     # pydantic would take true for 1, but not a list.
     checked = {
-        key: [value] if isinstance(value, bool) and hints[key] is not bool else value
+        key: value if not isinstance(value, bool) or takes_truths(hints[key]) else [value]
         for key, value in given.items()
     }
     required = any(each.default is each.default_factory is MISSING for each in fields(owner))
@@ -71,6 +71,11 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
         require(key in given, f"{key} must be given")
         kind = kind_of(hints[key]) or found["msg"].removeprefix("Input should be ")
         raise ValueError(f"{key} must be {kind}, got {shown(given[key])}") from error
+
+
+def takes_truths(hint: Any) -> bool:
+    """True if true and false are values of a type."""
+    return hint is bool or bool in get_args(hint)
 
 
 @functools.cache

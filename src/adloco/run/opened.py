@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco.algorithms.method import Source
+from adloco.algorithms.method import Problem, Source
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
+from adloco.models.build import ModelBuilder
 from adloco.models.source import Builder, num_bytes
+from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
+from adloco.tasks.language_model import LanguageModel
 from adloco.tasks.task import Task
 
 OUTER_COPIES = 2
@@ -33,6 +36,23 @@ class Opened:
         method, seed = self.recipe.method, self.recipe.run.seed
         least = self.recipe.first_batch * method.num_trainers
         return self.task.train_source(method.num_workers, seed, least)
+
+    def problem(self, data: Source) -> Problem:
+        """The workers' training problem on these samples."""
+        recipe, task, builder = self.recipe, self.task, self.builder
+        # Nobody knows what code from elsewhere does on each call; a pass that is computed twice
+        # restores random states, which cannot be captured.
+        usual = isinstance(builder, ModelBuilder) and not builder.options.gradient_checkpointing
+        return Problem(
+            build_model=builder,
+            fill=builder.filling,
+            loss_fn=task.loss,
+            compiled_loss_fn=task.compiled_loss if isinstance(task, LanguageModel) else None,
+            data=data,
+            replayable=usual and isinstance(recipe.task, LanguageModelSettings),
+            tokens_per_sample=recipe.data.context_tokens,
+            islands=max(1, len(recipe.data.islands)),
+        )
 
     def checkpoint_bytes(self) -> int:
         """About how large a checkpoint is that is stopped within a round: the global parameters and

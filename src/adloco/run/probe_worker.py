@@ -11,7 +11,8 @@ from itertools import pairwise
 from statistics import median, quantiles
 from threading import Event
 
-from adloco.algorithms.method import Execution, Problem, Source
+from adloco.algorithms.building import is_compiled
+from adloco.algorithms.method import Execution, Source
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.device_memory import free_memory
@@ -38,8 +39,9 @@ class ProbeWorker:
         self._ranks = placement.ranks_per_worker
         free_memory(self._device)
         self._before = held_bytes(self._device)
+        problem = opened.problem(data)
         settings = InnerSettings(
-            problem=Problem(build_model=builder, loss_fn=opened.task.loss, data=data),
+            problem=problem,
             max_grad_norm=recipe.method.max_grad_norm,
             rule=recipe.batch,
             test=replace(recipe.test, steps=1, step="first"),
@@ -48,7 +50,8 @@ class ProbeWorker:
             syncing=recipe.syncing,
         )
         model = builder()
-        engine = placement.engine(model, recipe.run.compile, builder.filling)
+        compile = is_compiled(recipe.run.compile, model, problem, placement)
+        engine = placement.engine(model, compile, builder.filling)
         self._worker = Worker(0, model, recipe.inner, settings, engine)
         # The first step of a round may measure gradient statistics, with smaller micro-batches but
         # perhaps with a second copy of the gradients; the second step is a plain one.

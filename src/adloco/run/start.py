@@ -18,7 +18,6 @@ from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.models.build import ModelBuilder
 from adloco.models.source import Builder, num_bytes
 from adloco.run.budget import Budget
 from adloco.run.environment import (
@@ -37,7 +36,6 @@ from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
 from adloco.tasks.island_texts import IslandTexts, open_islands
-from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
 from adloco.whole_file import all_to_disk, make_folder, write_text
@@ -132,15 +130,11 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
     """The run's trainers and workers, before their first round."""
     recipe = parts.recipe
     torch.manual_seed(recipe.run.seed)  # For models that draw random numbers as they compute.
-    problem = Problem(
-        build_model=parts.builder,
-        fill=parts.builder.filling,
-        loss_fn=parts.task.loss,
-        data=parts.train_source(),
-        replayable=_is_replayable(parts),
-        tokens_per_sample=recipe.data.context_tokens,
-        islands=max(1, len(recipe.data.islands)),
-    )
+    if recipe.run.deterministic and parts.placement.device.type == "cuda":
+        # Some operators have no such kernel; those of transformers' language models have.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    problem = parts.problem(parts.train_source())
     algorithm = AdLoCo(
         parts.start.of(problem) if parts.start else problem,
         recipe.method,
@@ -161,14 +155,6 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
     if parts.start:
         parts.start.release()
     return algorithm
-
-
-def _is_replayable(parts: RunParts) -> bool:
-    """See `Problem.replayable`. Of code from elsewhere nobody knows what it does on each call."""
-    known = isinstance(parts.recipe.task, LanguageModelSettings)
-    builder = parts.builder
-    recomputes = isinstance(builder, ModelBuilder) and builder.options.gradient_checkpointing
-    return known and isinstance(builder, ModelBuilder) and not recomputes
 
 
 def place_workers(recipe: Recipe) -> Placement:

@@ -2,10 +2,10 @@
 generation. No padding anywhere.
 """
 
+import functools
 import inspect
 import math
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,10 @@ class LanguageModel:
     def loss(self, model: Any, batch: Any) -> Tensor:
         return next_token_loss(model, batch)
 
+    def compiled_loss(self, model: Any, batch: Any) -> Tensor:
+        """`loss` without float32 copies of the logits, which are the largest tensors of a step."""
+        return next_token_loss(model, batch, compiled_cross_entropy())
+
     def largest_source(self) -> Source:
         return self._validation
 
@@ -126,13 +130,33 @@ class LanguageModel:
         )
         return [nats, float(self._window_bytes[part::parts].sum()), count]
 
-    @cached_property
+    @functools.cached_property
     def _window_bytes(self) -> NDArray[np.float64]:
         """Bytes of text that the predicted tokens of each evaluated window stand for."""
         return predicted_bytes(self.tokenizer, self._validation, self._windows)
 
 
-def next_token_loss(model: Any, ids: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats.
+
+    Args:
+        logits: [samples, context, vocabulary].
+        targets: Token ids [samples, context].
+    """
+    return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+@functools.cache
+def compiled_cross_entropy() -> Callable[[Tensor, Tensor], Tensor]:
+    """`cross_entropy`, compiled as one graph for all numbers of samples."""
+    return torch.compile(cross_entropy, dynamic=True)
+
+
+def next_token_loss(
+    model: Any,
+    ids: Tensor,
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+) -> Tensor:
     """Mean cross-entropy of each token given those before it, in nats.
 
     The shift is here and nowhere else: position i predicts token i + 1. (Passing labels to a
@@ -141,9 +165,10 @@ def next_token_loss(model: Any, ids: Tensor) -> Tensor:
     Args:
         model: Called with input_ids; returns an object with logits [samples, context, vocabulary].
         ids: Token ids, int64 [samples, context + 1].
+        loss_fn: Cross-entropy of logits and targets.
     """
-    logits: Tensor = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return loss_fn(logits, ids[:, 1:])
 
 
 def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -85,8 +85,13 @@ class GradientSums:
 
     def take(self) -> Tensor:
         """The sum since the last call, a float64 scalar on the device."""
-        total, self._parts = _total(self._parts), []
+        total = _total(self._parts)
+        self.drop()
         return total
+
+    def drop(self) -> None:
+        """Forget what was added since the last call of `take`."""
+        self._parts = []
 
 
 @contextmanager

@@ -1,0 +1,151 @@
+"""Captured passes and updates, with graphs that call their function again, for want of a GPU.
+
+`tests/run/test_cuda.py` has the real ones.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms import cuda_graphs, worker
+from adloco.algorithms.adloco import AdLoCo
+from adloco.algorithms.inner.adamw import InnerAdamW
+from adloco.algorithms.inner.muon import InnerMuon
+from adloco.algorithms.inner.sgd import InnerSGD
+from adloco.algorithms.reports import RoundReport
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.learning_rate import LearningRate
+from tests.problems import BlockLM, make_run, next_token, params_of, tokens
+
+ADAMW, MUON = InnerAdamW(lr=0.01), InnerMuon(lr=0.02)
+
+
+class Again:
+    """A graph without a GPU."""
+
+    captures = 0
+
+    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+        Again.captures += 1
+        self._function = function
+        self.results: Any = None
+
+    def replay(self) -> None:
+        self.results = self._function()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Again]:
+    monkeypatch.setattr(cuda_graphs, "Graph", Again)
+    monkeypatch.setattr(worker, "has_graphs", lambda device: True)
+    monkeypatch.setattr(Again, "captures", 0)
+    return Again
+
+
+def language(**changes: Any) -> AdLoCo:
+    return make_run(
+        **{
+            "build_model": BlockLM,
+            "loss_fn": next_token,
+            "data": tokens(500, 2, context=6),
+            "tokens_per_sample": 5,
+            "replayable": True,
+            "inner": ADAMW,
+            "max_grad_norm": 0.5,
+            "batch": NormTest(),
+            "learning_rate": LearningRate(total_tokens=5_000),
+            "sync_every": 4,
+        }
+        | changes
+    )
+
+
+def same(one: RoundReport, other: RoundReport, rel: float) -> None:
+    assert one.train_loss == pytest.approx(other.train_loss, rel=rel)
+    for mine, truth in zip(one.trainers, other.trainers, strict=True):
+        assert mine.requested_batch == truth.requested_batch
+        assert mine.grad_variance == pytest.approx(truth.grad_variance, rel=rel)
+
+
+# Learning rates are float32 in a captured update.
+@pytest.mark.parametrize("inner", [ADAMW, MUON, InnerSGD(lr=0.02)], ids=["adamw", "muon", "sgd"])
+def test_the_numbers_are_those_without_graphs(inner: Any, graphs: type[Again]) -> None:
+    captured, plain = language(inner=inner), language(inner=inner, replayable=False)
+    for one, other in zip(captured.rounds(5), plain.rounds(5), strict=True):
+        same(one, other, rel=1e-4 if inner is MUON else 1e-6)
+    assert graphs.captures > 2
+    assert (params_of(captured) - params_of(plain)).abs().max() < (1e-3 if inner is MUON else 1e-7)
+
+
+def test_a_state_that_is_loaded_is_the_one_that_is_updated(graphs: type[Again]) -> None:
+    undisturbed, first, second = (language() for _ in range(3))
+    reports = list(undisturbed.rounds(4))
+    list(first.rounds(2))
+    list(second.rounds(1))  # Its graphs are of other tensors than those that it gets now.
+    second.load_state_dict(first.state_dict())
+    for one, other in zip(second.rounds(2), reports[2:], strict=True):
+        same(one, other, rel=1e-12)
+    assert params_of(second).equal(params_of(undisturbed))
+
+
+def test_a_parameter_without_a_gradient_is_not_decayed(graphs: type[Again]) -> None:
+    class WithSpare(BlockLM):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare = nn.Parameter(torch.ones(3, 3).double())
+
+    run = language(build_model=WithSpare)
+    list(run.rounds(2))
+    assert graphs.captures > 2
+    for each in run.workers.values():
+        assert each.model.spare.equal(torch.ones(3, 3).double())
+
+
+def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(function: Callable[[], Any], pool: Any) -> Again:
+        if function.__name__ == "measured":
+            function()  # Hooks see gradients that are never computed.
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return Again(function, pool)
+
+    plain = list(language(replayable=False).rounds(3))
+    monkeypatch.setattr(cuda_graphs, "Graph", refuse)
+    with pytest.warns(UserWarning, match="kernel by kernel: operation not permitted"):
+        refused = list(language().rounds(3))
+    for one, other in zip(refused, plain, strict=True):
+        same(one, other, rel=1e-6)
+
+
+def test_memory_that_runs_out_in_a_capture_halves_the_micro_batch(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = list(language(replayable=False).rounds(2))
+    seen: list[int] = []
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        seen.append(len(ids))
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return next_token(model, ids)
+
+    halved = list(language(loss_fn=loss).rounds(2))
+    for one, other in zip(halved, plain, strict=True):
+        assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
+    assert max(seen) > 2
+
+
+def test_only_small_passes_are_captured() -> None:
+    passes = cuda_graphs.CapturedPasses([torch.zeros(1000, 1000)])
+    most = math.floor(cuda_graphs.LARGEST_WORK / 1e6)
+    assert passes.fit(min(most, cuda_graphs.MOST_ELEMENTS))
+    assert not passes.fit(cuda_graphs.MOST_ELEMENTS + 1)
+    large = cuda_graphs.CapturedPasses([torch.empty(10**5, 10**4, device="meta")])
+    assert large.fit(200, shared=True)
+    assert large.fit(500) and not large.fit(500, shared=True)
+    assert not large.fit(501)
