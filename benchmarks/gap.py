@@ -384,37 +384,63 @@ def told_law(found: Sequence[Gap]) -> str:
         size, ratio, workers, syncs = place
         cells = [f"{size / 1e6:g}M", f"{ratio}", f"{workers}", f"{syncs:,.0f}"]
         rows.append([*cells, f"{math.exp(best @ logs):.2%}", f"{low:.2%} to {high:.2%}"])
+    constants = ", ".join(f"{each:.4f}" for each in best)
+    covariance = ",\n".join(
+        "    (" + ", ".join(f"{each:.5f}" for each in row) + ")" for row in np.cov(drawn.T)
+    )
     return "\n\n".join(
         [
             table(["gap grows with", "to the power", "95%"], exponents),
             table([*NAMES, "gap", "95%"], rows),
+            f"src/adloco/plan/gap_law.py:\nCONSTANTS = ({constants})\n"
+            f"COVARIANCE = (\n{covariance},\n)",
         ]
     )
 
 
 def picture(found: Sequence[Gap], file: Path) -> None:
-    """Draw the gaps of four workers over the tokens, and those of the smallest size over K."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    by_tokens, by_workers = figure.subplots(1, 2, sharey=True)
-    lines: dict[tuple[int, str, float], list[tuple[float, float, float]]] = {}
+    """Draw the gaps over the syncs with the law, and those of four workers over the tokens."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    by_syncs, by_tokens = figure.subplots(1, 2, sharey=True)
+    used = [gap for gap in found if gap.place[2] > 1]
+    best, _ = law(found)
+    for workers, colour in ((2, "C0"), (4, "C1"), (8, "C2")):
+        points = [gap for gap in used if gap.place[2] == workers]
+        for size, marker in zip(sorted({gap.place[0] for gap in used}), "osD^", strict=False):
+            own = [gap for gap in points if gap.place[0] == size]
+            by_syncs.errorbar(
+                [gap.place[3] for gap in own],
+                [100 * gap.relative for gap in own],
+                [100 * (gap.difference.half_width or 0.0) for gap in own],
+                color=colour,
+                marker=marker,
+                linestyle="",
+                markersize=4,
+                capsize=2,
+                label=f"K = {workers}, {size / 1e6:.2f}M",
+            )
+        syncs = np.geomspace(15, 1200, 50)
+        places = np.column_stack([np.full((50, 3), (SMALLEST, 20, workers)), syncs])
+        fitted = np.exp(np.column_stack([np.ones(50), np.log(places)]) @ best)
+        by_syncs.plot(syncs, 100 * fitted, color=colour, linewidth=1)
+    lines: dict[str, list[tuple[float, float, float]]] = {}
     for gap in found:
         size, ratio, workers, _ = gap.place
-        point = (100 * gap.relative, 100 * (gap.difference.half_width or 0.0))
-        name = f"{size / 1e6:.2f}M, {gap.row['method']}"
         if workers == 4:
-            lines.setdefault((0, name, 0.0), []).append((ratio, *point))
-        if size == SMALLEST and gap.row["method"].startswith("int1"):
-            name = f"{gap.row['method']}, {ratio:g} tokens a parameter"
-            lines.setdefault((1, name, ratio), []).append((workers, *point))
-    for (side, name, _), points in sorted(lines.items()):
+            point = (ratio, 100 * gap.relative, 100 * (gap.difference.half_width or 0.0))
+            lines.setdefault(f"{size / 1e6:.2f}M, {gap.row['method']}", []).append(point)
+    for name, points in sorted(lines.items()):
         x, y, half = zip(*sorted(points), strict=True)
-        axes = (by_tokens, by_workers)[side]
-        axes.errorbar(x, y, half, marker="o", markersize=4, capsize=2, linewidth=1, label=name)
-    for axes, label in ((by_tokens, "tokens a parameter (K = 4)"), (by_workers, "workers K")):
-        axes.set(xscale="log", xlabel=label)
+        by_tokens.errorbar(x, y, half, marker="o", markersize=4, capsize=2, linewidth=1, label=name)
+    ticks = ((by_syncs, (20, 50, 100, 200, 500, 1000)), (by_tokens, (5, 20, 80)))
+    for axes, values in ticks:
+        axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value}" for value in values])
+        axes.set_xticks([], minor=True)
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.legend(fontsize=7)
-    by_tokens.set_ylabel("loss above data-parallel Muon, %")
+    by_syncs.set(xlabel="syncs (lines: the law at 0.13M)", ylabel="loss above data-parallel, %")
+    by_tokens.set(xlabel="tokens a parameter (K = 4)")
     figure.savefig(file, dpi=110)
 
 

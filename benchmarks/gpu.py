@@ -60,12 +60,15 @@ LONG = "--data.context_tokens 1024"
 MUON = "--inner.optimizer muon --inner.lr 8e-3"
 ROUNDS = "--method.sync_every 5 --run.inner_steps 40 --run.checkpoint_every 99"
 """Eight rounds of five steps."""
-SAME = "--batch.minimum 32 --batch.maximum 32"
-"""A batch rule that asks for a constant batch, so that its cost alone is measured."""
 
 
 def batch(samples: int, micro: int) -> str:
     return f"--batch.initial {samples} --switch.max_micro_batch {micro}"
+
+
+def same(samples: int) -> str:
+    """A batch rule that asks for a constant batch, so that its cost alone is measured."""
+    return f"--batch.minimum {samples} --batch.maximum {samples}"
 
 
 def speed(size: str, micro: int) -> dict[str, str]:
@@ -80,7 +83,7 @@ def methods(size: str) -> dict[str, str]:
     """One worker beside four on the same device, with as many tokens a step of each worker."""
     common = f"{SIZES[size]} {LONG} {MUON} {ROUNDS}"
     four = f"--method.workers_per_trainer 4 {batch(128, 32)} --wire.format int1"
-    trainers = f"--method.num_trainers 4 --method.workers_per_trainer 1 {batch(32, 32)} {SAME}"
+    trainers = f"--method.num_trainers 4 --method.workers_per_trainer 1 {batch(32, 32)} {same(32)}"
     return {
         "single": f"single {common} {batch(32, 32)}",
         "DiLoCo, 4 workers": f"diloco {common} {four}",
@@ -91,7 +94,15 @@ def methods(size: str) -> dict[str, str]:
 def norm_test(size: str) -> dict[str, str]:
     """Data-parallel training with and without a test that asks for what is there."""
     common = f"{SIZES[size]} {LONG} {ROUNDS} {batch(32, 16)}"
-    return {"constant": f"ddp {common}", "norm test": f"ddp-norm {common} {SAME}"}
+    return {"constant": f"ddp {common}", "norm test": f"ddp-norm {common} {same(32)}"}
+
+
+def instances(size: str, samples: int, context: int) -> dict[str, str]:
+    """Four trainers on one device with small batches, at once and one after another."""
+    words = f"adloco {SIZES[size]} --data.context_tokens {context} {MUON} {ROUNDS}"
+    words += " --method.num_trainers 4 --method.sync_every 10 --merge.policy none"
+    words += f" {batch(samples, samples)} {same(samples)}"
+    return {"at once": f"{words} --run.threads 4", "in turn": f"{words} --run.threads 1"}
 
 
 def losses(method: str) -> dict[str, str]:
@@ -114,6 +125,9 @@ RUNS: dict[str, Callable[[], Mapping[str, str]]] = {
         "default recipe": "adloco",
         "single": f"single {MUON} {ROUNDS} {batch(256, 256)}",
     },
+    "instances-0.9M": lambda: instances("0.9M", 4, 128),
+    "instances-30M": lambda: instances("30M", 4, 1024),
+    "instances-305M": lambda: instances("305M", 2, 512),
     "methods-124M": lambda: methods("124M"),
     "norm-test-124M": lambda: norm_test("124M"),
     "loss-30M-single": lambda: losses("single"),

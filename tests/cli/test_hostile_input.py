@@ -51,7 +51,7 @@ DAMAGED = {
 """File of a run or its cache -> a command that reads it."""
 
 
-PLAN = ("--parameters", "--noise-scale", "--sync-cost", "--price", "--target-loss")
+PLAN = ("--parameters", "--noise-scale", "--price", "--target-loss")
 LAUNCH = ("--islands", "--gpus-per-island", "--gpus-per-node", "--image", "--gpu", "--on")
 COMPARE = ("--seeds", "--parallel", "--targets", "--link")
 WORDS = st.one_of(

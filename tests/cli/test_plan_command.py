@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, read_values
+from adloco.plan.gap_law import gap, times_tokens
 
 CLUSTER = """
 islands = 4
@@ -50,8 +52,11 @@ def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "set its model.* to a model of 1e+07 parameters" in text.partition("[run]")[0]
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
     every = recipe.method.given_sync_every
-    assert recipe.run.tokens == math.ceil(1_000_000 * every**0.1), "more local steps cost tokens"
     assert recipe.method.workers_per_trainer == 4
+    syncs = 1_000_000 / (recipe.guards.initial * recipe.data.context_tokens * every)
+    behind = gap(1e7, 1e6, 4, syncs).expected
+    assert recipe.run.tokens == math.ceil(1_000_000 * times_tokens(behind)), "syncs save tokens"
+    assert re.search(r"tokens could be 1\.\d+e\+06 to 1\.\d+e\+06: 90% of the laws", said)
     assert {file.name for file in folder.iterdir()} == {
         "plan.html",
         "plan.png",

@@ -7,6 +7,7 @@ from adloco.config.sections import Recipe
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import make_plan
+from adloco.plan.gap_law import gap, times_tokens
 from adloco.plan.prediction import Prediction, Workload, predict
 from adloco.plan.short_runs import method_of
 from adloco.plan.target import Target, nearest_method, tokens_target
@@ -95,34 +96,40 @@ def test_one_island_never_syncs() -> None:
 def test_without_limit_of_the_link_data_parallel_training_is_chosen() -> None:
     cluster = Cluster(islands=4, bandwidth="1000000gbit", samples_per_second={2: 16.0})
     found = candidates(["diloco", "ddp"], [], cluster)
-    target = tokens_target(found, noise_scale=None, sync_cost=0.1)
+    target = tokens_target(found, parameters=1e6, noise_scale=None)
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     plan = make_plan(found, workload, cluster, target)
     assert plan.chosen.candidate.name == "ddp"
     assert plan.condition == " with batches of 8 samples only"
     assert "The noise scale is missing" in plan.reasons[0]
-    known = tokens_target(found, noise_scale=20.0, sync_cost=0.1)
+    known = tokens_target(found, parameters=1e6, noise_scale=20.0)
     assert not make_plan(found, WORKLOAD, cluster, known).condition
 
 
 def test_equal_progress() -> None:
-    """With B = 8, a batch of 16 needs (1 + 2) / (1 + 1) times the tokens of 8, and H = 100 local
-    steps 100^0.1 times those of H = 1.
+    """With B = 8, a batch of 16 needs (1 + 2) / (1 + 1) times the tokens of 8, and local steps what
+    the law of the gap says.
     """
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
     found = candidates(["ddp", "diloco"], [*ONE, ("run.tokens", "1000")], cluster, try_batches=True)
-    target = tokens_target(found, noise_scale=8.0, sync_cost=0.1)
+    target = tokens_target(found, parameters=1e6, noise_scale=8.0)
     ddp, diloco = found[0].recipe, found[-1].recipe
     assert target.tokens(ddp, 8) == 1000
     assert target.tokens(ddp, 16) == 1500
-    assert target.tokens(diloco, 16) == pytest.approx(1500 * 50**0.1)
+    of_round = 16 * diloco.data.context_tokens * 50
+    behind = gap(1e6, 1000, 2, 1000 / of_round)
+    assert target.tokens(diloco, 16) == pytest.approx(1500 * times_tokens(behind.expected))
+    assert target.interval is not None
+    low, high = target.interval(diloco, 16)
+    assert 1500 < low < target.tokens(diloco, 16) < high
+    assert target.interval(ddp, 8) is None
 
 
 def test_only_batches_that_are_trained_are_named() -> None:
     """On 16 islands the recipe's 8 samples a step become 16, one on each."""
     cluster = Cluster(islands=16, bandwidth="1gbit", samples_per_second={8: 16.0})
     found = candidates(["ddp", "diloco"], [*ONE, ("run.tokens", "1000")], cluster)
-    target = tokens_target(found, noise_scale=None, sync_cost=0.1)
+    target = tokens_target(found, parameters=1e6, noise_scale=None)
     assert target.name == "the progress that 1,000 tokens make in data-parallel training"
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     plan = make_plan(found, workload, cluster, target)

@@ -45,8 +45,6 @@ class Plan(SettingsCommand):
     """Size of the model (default: count it)."""
     noise_scale: float | None = argument(None, "N")
     """S / |G|^2 in samples (default: as measured by --runs)."""
-    sync_cost: float | None = argument(None, "BETA")
-    """Without --runs, H local steps need H^BETA times the tokens (default: 0.1)."""
     price: float | None = argument(None, "P")
     """Price of an island in an hour."""
     measured: Path | None = argument(None, "FILE.csv")
@@ -82,7 +80,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     from adloco.plan.measured_rows import read_rows
     from adloco.plan.prediction import Workload
     from adloco.plan.short_runs import check_shared_model, read_short_runs
-    from adloco.plan.target import SYNC_COST, loss_target, tokens_target
+    from adloco.plan.target import loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
     from adloco.run.start import open_recipe
 
@@ -114,11 +112,12 @@ def _plan(arguments: Plan, file: Path) -> int:
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
-        sync_cost = SYNC_COST if arguments.sync_cost is None else arguments.sync_cost
         target = (
             loss_target(found, fit, arguments.target_loss)
             if fit
-            else tokens_target(found, noise_scale=noise_scale, sync_cost=sync_cost)
+            else tokens_target(
+                found, parameters=workload.parameters, noise_scale=workload.noise_scale
+            )
         )
         target = replace(
             target,
@@ -160,10 +159,6 @@ def _check(arguments: Plan) -> None:
             value is None or 0 < value < math.inf,
             f"--{name.replace('_', '-')} must be a number > 0, got {value}",
         )
-    require(
-        arguments.sync_cost is None or 0 <= arguments.sync_cost < 1,
-        f"--sync-cost must be in [0, 1), got {arguments.sync_cost}",
-    )
     require(
         arguments.to is None or not arguments.to.is_file(),
         f"--to must be a folder, got the file {arguments.to}",

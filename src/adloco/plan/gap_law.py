@@ -1,0 +1,56 @@
+"""What fewer syncs cost: the law of the gap between local and data-parallel training.
+
+    gap = exp(c . (1, log N, log D / N, log K, log S))
+
+The gap is how much higher the loss is, as a part of it, with N parameters, D tokens, K workers and
+S syncs, everything else tuned. `benchmarks/gap.py --fit` fits c to its runs and prints what stands
+here; docs/plan.md shows the runs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+CONSTANTS = (3.1804, -0.3826, -0.0029, 0.8645, -0.7228)
+"""c, fitted to gaps of runs with 0.13M and 0.28M parameters, 5 to 80 tokens a parameter, 2 to 8
+workers and 18 to 988 syncs."""
+COVARIANCE = (
+    (6.35191, -0.55191, -0.20890, 0.04003, 0.16416),
+    (-0.55191, 0.04870, 0.01860, -0.00468, -0.01609),
+    (-0.20890, 0.01860, 0.01194, -0.00243, -0.00876),
+    (0.04003, -0.00468, -0.00243, 0.00996, 0.00164),
+    (0.16416, -0.01609, -0.00876, 0.00164, 0.01075),
+)
+"""Of c, over fits to drawn gaps (bootstrap)."""
+SLOPE = 0.07
+"""Part by which a loss falls when the tokens grow by a part: 0.094 and 0.052 between 5, 20 and 80
+tokens a parameter of 0.13M, and 0.065 by the law of Chinchilla for 1 billion at 20."""
+NORMAL_90 = 1.645
+"""Standard deviations on each side of 90% of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Relative gaps of the loss."""
+
+    expected: float
+    least: float
+    most: float
+    """90% of the laws that fit the runs lie between these."""
+
+
+def gap(parameters: float, tokens: float, workers: int, syncs: float) -> Gap:
+    """The gap of local training; none for one worker."""
+    if workers < 2:
+        return Gap(0.0, 0.0, 0.0)
+    logs = np.log([math.e, parameters, tokens / parameters, workers, max(syncs, 1.0)])
+    middle = float(logs @ CONSTANTS)
+    half = NORMAL_90 * math.sqrt(logs @ np.array(COVARIANCE) @ logs)
+    least, expected, most = (math.exp(middle + each) for each in (-half, 0.0, half))
+    return Gap(expected, least, most)
+
+
+def times_tokens(relative_gap: float) -> float:
+    """Times the tokens with which local training reaches the loss of data-parallel training."""
+    return math.exp(min(relative_gap / SLOPE, 50.0))

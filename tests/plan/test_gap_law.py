@@ -1,0 +1,49 @@
+"""The law of the gap: the one that its runs give, and what it says at a few places."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adloco.plan.gap_law import CONSTANTS, COVARIANCE, SLOPE, gap, times_tokens
+from tests.test_bench import bench  # noqa: F401
+
+PLACES = ((133_440, 20, 4, 248), (275_424, 5, 8, 129), (1e9, 20, 4, 1e4))
+
+
+def test_the_constants_are_those_of_the_stored_runs(bench: Any) -> None:  # noqa: F811
+    study = bench("gap")
+    best, drawn = study.law(study.gaps(study.read(study.Path("benchmarks/gap.csv"))))
+    for parameters, ratio, workers, syncs in PLACES:
+        logs = np.array([1.0, *np.log([parameters, ratio, workers, syncs])])
+        found = gap(parameters, ratio * parameters, workers, syncs)
+        assert math.log(found.expected) == pytest.approx(logs @ best, abs=0.02)
+        spread = np.log(found.most / found.least) / 2 / 1.645
+        assert spread == pytest.approx(np.std(drawn @ logs), rel=0.05)
+
+
+def test_what_the_law_says() -> None:
+    """By hand, at the place of 0.13M parameters, 20 tokens each, four workers and 248 syncs."""
+    place = (1.0, *map(math.log, (133_440, 20, 4, 248)))
+    log = sum(constant * each for constant, each in zip(CONSTANTS, place, strict=True))
+    variance = sum(
+        one * other * value
+        for one, row in zip(place, COVARIANCE, strict=True)
+        for other, value in zip(place, row, strict=True)
+    )
+    found = gap(133_440, 20 * 133_440, 4, 248)
+    assert found.expected == pytest.approx(math.exp(log))
+    assert found.most == pytest.approx(math.exp(log + 1.645 * math.sqrt(variance)))
+    assert found.least < 0.017 < found.most  # That of its runs.
+
+
+def test_one_worker_is_not_behind() -> None:
+    assert gap(1e6, 1e7, 1, 1) == gap(1e9, 1e10, 1, 1e4)
+    assert gap(1e6, 1e7, 1, 1).most == 0.0
+    assert times_tokens(0.0) == 1.0
+
+
+def test_tokens_fall_along_the_slope() -> None:
+    assert times_tokens(SLOPE * math.log(2)) == pytest.approx(2)
+    assert math.isfinite(times_tokens(1e9))
