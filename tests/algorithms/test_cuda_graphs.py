@@ -122,6 +122,40 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
         same(one, other, rel=1e-6)
 
 
+def test_updates_that_cannot_be_captured_are_launched_kernel_by_kernel(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(function: Callable[[], Any], pool: Any) -> Again:
+        if function.__name__ == "updated":
+            raise RuntimeError("no")
+        return Again(function, pool)
+
+    plain = list(language(replayable=False).rounds(3))
+    monkeypatch.setattr(cuda_graphs, "Graph", refuse)
+    with pytest.warns(UserWarning, match="updates are launched kernel by kernel: no"):
+        refused = list(language().rounds(3))
+    for one, other in zip(refused, plain, strict=True):
+        same(one, other, rel=1e-6)
+
+
+def test_a_model_whose_passes_are_too_large_trains_as_without_graphs(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "LARGEST_WORK", 0.0)
+    large, plain = language(), language(replayable=False)
+    for one, other in zip(large.rounds(3), plain.rounds(3), strict=True):
+        same(one, other, rel=0.0)
+    assert graphs.captures == 0
+    assert params_of(large).equal(params_of(plain))
+
+
+def test_an_optimizer_of_another_kind_is_not_captured() -> None:
+    parameters = [nn.Parameter(torch.ones(2, 2))]
+    assert cuda_graphs.can_capture(ADAMW(BlockLM()))
+    assert not cuda_graphs.can_capture([torch.optim.AdamW(parameters)])
+    assert not cuda_graphs.can_capture([torch.optim.SGD(parameters)])
+
+
 def test_memory_that_runs_out_in_a_capture_halves_the_micro_batch(
     graphs: type[Again], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +168,8 @@ def test_memory_that_runs_out_in_a_capture_halves_the_micro_batch(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return next_token(model, ids)
 
-    halved = list(language(loss_fn=loss).rounds(2))
+    with pytest.warns(UserWarning, match="kernel by kernel: CUDA out of memory"):
+        halved = list(language(loss_fn=loss).rounds(2))
     for one, other in zip(halved, plain, strict=True):
         assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
     assert max(seen) > 2

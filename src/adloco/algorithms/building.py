@@ -75,8 +75,8 @@ def is_compiled(
     """True if the workers' models, which are like this one, are to be compiled.
 
     Args:
-        asked: auto: large models that compiling is known to make faster: whole models of
-            transformers on a GPU.
+        asked: auto: large models that compiling is known to make faster, on a GPU that has the
+            whole model.
 
     Raises:
         ValueError: It is asked for, and the model cannot be compiled.

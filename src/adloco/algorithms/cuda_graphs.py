@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adloco.algorithms.muon_step import Muon
-from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.parallel.gradient_norms import GradientSums
 
 Pass = Callable[[Tensor, Tensor], Tensor]
@@ -31,8 +30,8 @@ SHARED_WORK = 2e11
 another."""
 MOST_ELEMENTS = 2**14
 """Most elements of such a micro-batch, because each worker keeps the activations of its graphs."""
-_capturing = threading.Lock()
-"""One thread captures at a time; workers in others wait."""
+CAPTURING = threading.Lock()
+"""One thread captures at a time, and none frees cached memory meanwhile; workers in others wait."""
 
 
 class Graph:
@@ -52,7 +51,7 @@ class Graph:
         # Workers in other threads may use the device meanwhile.
         mode = "thread_local"
         with (
-            _capturing,
+            CAPTURING,
             torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=mode),
         ):
             self.results = function()
@@ -81,7 +80,14 @@ class CapturedPasses:
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        self._refused = False
+        self.refused = False
+        """True once a pass could not be captured."""
+
+    @property
+    def attached(self) -> bool:
+        """True if the parameters' gradients are the tensors that graphs add to."""
+        kept = (each.grad is gradient for each, gradient in self._gradients.items())
+        return bool(self._gradients) and all(kept)
 
     def fit(self, elements: int, *, shared: bool = False) -> bool:
         """True if passes over micro-batches of so many elements can be captured.
@@ -89,7 +95,7 @@ class CapturedPasses:
         shared: True to ask whether they are computed at once with those of other workers.
         """
         work = SHARED_WORK if shared else LARGEST_WORK
-        return elements <= min(MOST_ELEMENTS, work / self._size) and not self._refused
+        return elements <= min(MOST_ELEMENTS, work / self._size) and not self.refused
 
     def run(self, compute: Pass, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
         """Compute a pass, as `compute` would.
@@ -104,12 +110,10 @@ class CapturedPasses:
         if key not in self._passes:
             try:
                 self._passes[key] = self._capture(compute, batch, sums)
-            except RuntimeError as error:
-                if ran_out_of_memory(error):
-                    raise
-                reason = " ".join(str(error).split())[:160]
-                warnings.warn(f"passes are launched kernel by kernel: {reason}", stacklevel=2)
-                self._refused = True
+            except RuntimeError as error:  # Also for want of memory, of which a graph needs more.
+                _warn("passes", error)
+                self.refused = True
+                self._passes.clear()
                 if sums:
                     sums.drop()
                 return compute(batch.to(self._device), torch.full((), share, device=self._device))
@@ -187,6 +191,7 @@ class CapturedUpdate:
         self._rates = torch.zeros(len(self._groups), device=device)
         self._norm = torch.zeros((), dtype=torch.float64, device=device)
         self._graph: Graph | None = None
+        self._refused = False
         self._tensors: list[Tensor] = []
 
     def run(self, update: Callable[[Tensor], None], norm: Tensor) -> None:
@@ -204,18 +209,23 @@ class CapturedUpdate:
             one is other for one, other in zip(tensors, self._tensors, strict=True)
         )
 
-        def updated() -> None:
-            with self._rates_on_device():
+        def updated(*, capturable: bool = True) -> None:
+            with self._rates_on_device(capturable):
                 update(self._norm)
 
         if not same:  # Among others at the first step, which makes the optimizers' states.
             self._graph = None
-            updated()
+        elif self._graph is None and not self._refused:
+            try:
+                self._graph = Graph(updated, None)
+            except RuntimeError as error:
+                _warn("updates", error)
+                self._refused = True
+        if self._graph:
+            self._graph.replay()
+        else:
+            updated(capturable=False)
             self._tensors = self._all_tensors()
-            return
-        if self._graph is None:
-            self._graph = Graph(updated, None)
-        self._graph.replay()
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -231,11 +241,13 @@ class CapturedUpdate:
         return [each for each in found if isinstance(each, Tensor)]
 
     @contextlib.contextmanager
-    def _rates_on_device(self) -> Iterator[None]:
+    def _rates_on_device(self, capturable: bool) -> Iterator[None]:
         groups = self._groups
         before = [dict(group) for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"], group["capturable"] = rate, True  # torch's AdamW asks for the second.
+            group["lr"] = rate
+            if capturable:  # torch's AdamW asks for it.
+                group["capturable"] = True
         try:
             yield
         finally:
@@ -245,5 +257,14 @@ class CapturedUpdate:
 
 
 def can_capture(optimizers: Sequence[Optimizer]) -> bool:
-    """True if an update by these optimizers can be captured."""
-    return all(type(each) in (Muon, torch.optim.AdamW) for each in optimizers)
+    """True if an update by these optimizers can be captured: by Muon and fused AdamW."""
+    return all(
+        type(each) is Muon
+        or (type(each) is torch.optim.AdamW and all(group["fused"] for group in each.param_groups))
+        for each in optimizers
+    )
+
+
+def _warn(what: str, error: RuntimeError) -> None:
+    reason = " ".join(str(error).split())[:160]
+    warnings.warn(f"{what} are launched kernel by kernel: {reason}", stacklevel=3)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from adloco.algorithms.cuda_graphs import CAPTURING
 from adloco.algorithms.stage import Stage
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.errors import OutOfMemoryError
@@ -69,7 +70,8 @@ class Halving:
                     ) from error
             # Outside the except block: there the error would keep the tensors of its frames alive.
             undo()
-            free_memory(self._device)
+            with CAPTURING:
+                free_memory(self._device)
 
 
 class SmallestOfAll(Stage):

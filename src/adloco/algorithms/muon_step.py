@@ -116,9 +116,7 @@ class _Step:
         shards = [local(self.matrices[index]) for index in indices]
         lr, length = self._group["lr"], step_length(self.matrices[indices[0]].shape)
         if self._group["weight_decay"]:
-            # Not by torch._foreach_mul_, which rounds the factor to bf16 on a CPU (torch 2.13).
-            for shard in shards:
-                shard.mul_(1 - lr * self._group["weight_decay"])
+            self._decay(shards, 1 - lr * self._group["weight_decay"])
         # One kernel adds all steps of the shards' own type. They are rounded only where they are
         # added, so they have the finer of the two types.
         dtype = torch.promote_types(shards[0].dtype, results[0].dtype)
@@ -128,6 +126,15 @@ class _Step:
             torch._foreach_add_(shards, steps)
         else:
             torch._foreach_add_(shards, _converted(results, dtype), alpha=-lr * length)
+
+    def _decay(self, shards: Sequence[Tensor], factor: Tensor | float) -> None:
+        """Multiply by a factor near 1, which bf16 must not round to 1."""
+        for shard in shards:
+            # A GPU converts a factor in a tensor to bf16; so does a CPU in torch._foreach_mul_.
+            if isinstance(factor, Tensor) and shard.dtype.itemsize < 4:
+                shard.copy_(shard.float() * factor)
+            else:
+                shard.mul_(factor)
 
 
 def _converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

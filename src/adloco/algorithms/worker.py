@@ -99,9 +99,6 @@ class Worker:
         self.engine = engine
         problem = settings.problem
         self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
-        on_gpu = settings.device.type == "cuda" and engine.is_alone
-        self._stream = new_stream(settings.device) if on_gpu else None
-        """Its own, so that workers in several threads compute at once."""
         self._passes: CapturedPasses | None = None
         self._captured_update: CapturedUpdate | None = None
         changes_more = self._drops or self._statistics
@@ -114,6 +111,12 @@ class Worker:
             self._passes = CapturedPasses(self.replica.params)
             if can_capture(self.optimizers):
                 self._captured_update = CapturedUpdate(self.optimizers)
+        self._captures = False
+        """True if the passes of this round are captured."""
+        captured = self._passes is not None and settings.device.type == "cuda"
+        self._stream = new_stream(settings.device) if captured else None
+        """For rounds whose passes are captured, so that workers in several threads compute at once.
+        """
 
     def begin_round(self) -> None:
         """Clear the numbers of the last round."""
@@ -128,8 +131,12 @@ class Worker:
         """True if the passes of a round are captured, and so small that those of several workers
         are computed at once.
         """
+        return self._fits(task, shared=True)
+
+    def _fits(self, task: RoundTask, *, shared: bool = False) -> bool:
+        """True if the passes of a round can be captured."""
         elements = task.plan.micro_batch * (self._settings.problem.tokens_per_sample + 1)
-        return self._passes is not None and self._passes.fit(elements, shared=True)
+        return self._passes is not None and self._passes.fit(elements, shared=shared)
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
         """Take inner steps until the round has `until` of them, or until `halted` is set.
@@ -143,7 +150,8 @@ class Worker:
         """
         if self.inner_step == until:
             return
-        with on_stream(self._stream):
+        self._captures = self._fits(task)
+        with on_stream(self._stream if self._captures else None):
             self._advance(task, until, halted)
 
     def _advance(self, task: RoundTask, until: int, halted: Event) -> None:
@@ -227,7 +235,7 @@ class Worker:
 
     def _update(self, norm: Tensor) -> None:
         """Clip the gradients, whose norm this is, and step."""
-        if self._captured_update:
+        if self._captured_update and self._passes and self._passes.attached:
             self._captured_update.run(self._clip_and_step, norm)
         else:
             self._clip_and_step(norm)
@@ -302,7 +310,7 @@ class Worker:
             share = samples / plan.worker_batch
             compute = partial(self._pass, offset)
             with self.engine.reducing(last=index == len(own) - 1):
-                if capture and self._passes and self._passes.fit(batch.numel()):
+                if capture and self._captures and self._passes and not self._passes.refused:
                     loss = self._passes.run(compute, batch, share, self.engine.sums)
                 else:
                     loss = compute(to_device(batch, self._settings.device), share)

@@ -49,11 +49,11 @@ class RunSettings:
     """
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile, its repeated blocks as one graph (slow to start, faster
-    steps), and the loss of a language model. auto: of at least 100 million parameters, on a GPU, if
-    it drops nothing. A loss function of your own should call a model of transformers with
+    steps), and the loss of a language model. auto: a Llama of at least 100 million parameters, on a
+    GPU, if it drops nothing. A loss function of your own should call a model of transformers with
     use_cache=False.
     """
-    deterministic: bool = False
+    deterministic: bool = setting(False, resume="free")
     """Repeat each bit of a run on a GPU, also after it was resumed. Without it, the backward pass
     of attention over long contexts adds in no fixed order there. It can cost a quarter of the speed
     (30 million parameters, an H200). On a CPU all runs are repeated.

@@ -40,16 +40,13 @@ class Opened:
     def problem(self, data: Source) -> Problem:
         """The workers' training problem on these samples."""
         recipe, task, builder = self.recipe, self.task, self.builder
-        # Nobody knows what code from elsewhere does on each call; a pass that is computed twice
-        # restores random states, which cannot be captured.
-        usual = isinstance(builder, ModelBuilder) and not builder.options.gradient_checkpointing
         return Problem(
             build_model=builder,
             fill=builder.filling,
             loss_fn=task.loss,
             compiled_loss_fn=task.compiled_loss if isinstance(task, LanguageModel) else None,
             data=data,
-            replayable=usual and isinstance(recipe.task, LanguageModelSettings),
+            replayable=_is_replayable(builder) and isinstance(recipe.task, LanguageModelSettings),
             tokens_per_sample=recipe.data.context_tokens,
             islands=max(1, len(recipe.data.islands)),
         )
@@ -64,6 +61,17 @@ class Opened:
         each = 1 + ADAMW_MOMENTS + self.recipe.keeps_residuals
         outer = outer_copies(self.recipe, torch.device("cpu"))
         return num_bytes(self.builder) * (outer + self.recipe.method.num_workers * each)
+
+
+def _is_replayable(builder: Builder) -> bool:
+    """See `Problem.replayable`. Others may look at numbers on the device, or keep some on the host:
+    mixtures of experts, rotations that follow the length, activations that are computed twice.
+    """
+    if not isinstance(builder, ModelBuilder) or builder.options.gradient_checkpointing:
+        return False
+    config = builder.config
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return bool(config.model_type == "llama" and rotary.get("rope_type", "default") == "default")
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:

@@ -114,6 +114,10 @@ def _open(
     problem: Problem | None = None,
 ) -> Opened:
     """Open the data and choose the model; the arguments are those of `prepare_run`."""
+    if recipe.run.deterministic and placement.device.type == "cuda":
+        # Some operators have no such kernel; those of transformers' language models have.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)
     return Opened(
         recipe=recipe,
@@ -130,10 +134,6 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
     """The run's trainers and workers, before their first round."""
     recipe = parts.recipe
     torch.manual_seed(recipe.run.seed)  # For models that draw random numbers as they compute.
-    if recipe.run.deterministic and parts.placement.device.type == "cuda":
-        # Some operators have no such kernel; those of transformers' language models have.
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     problem = parts.problem(parts.train_source())
     algorithm = AdLoCo(
         parts.start.of(problem) if parts.start else problem,

@@ -58,13 +58,12 @@ def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
         return  # It costs nothing to look there, and saves a pass over the gradients.
     factor = (max_norm / norm).clamp(max=1.0)
     own = [local(gradient) for gradient in gradients(parameters)]
-    for dtype in {gradient.dtype for gradient in own}:
+    for gradient in own:
+        if gradient.dtype.itemsize < 4:  # The factor itself would be rounded to the 8 bits of bf16.
+            gradient.copy_(gradient.float() * factor)
+    for dtype in {gradient.dtype for gradient in own if gradient.dtype.itemsize >= 4}:
         same = [gradient for gradient in own if gradient.dtype == dtype]
-        if dtype.itemsize < 4:  # The factor itself would be rounded to the 8 bits of bf16.
-            scaled = torch._foreach_mul([gradient.float() for gradient in same], factor.float())
-            torch._foreach_copy_(same, scaled)
-        else:
-            torch._foreach_mul_(same, factor.to(dtype))
+        torch._foreach_mul_(same, factor.to(dtype))
 
 
 def squares(tensor: Tensor) -> Tensor:
