@@ -97,7 +97,7 @@ def tokens_target(
         prices_batches=noise_scale is not None,
         assumptions=(
             batches,
-            "Fewer syncs cost tokens by a law of runs with 0.13M and 0.28M parameters, 5 to 80 "
+            "Fewer syncs cost tokens by a law of runs with 0.13M to 0.87M parameters, 5 to 80 "
             "tokens a parameter, 2 to 8 workers and 18 to 988 syncs; far from these it is a guess. "
             "Wire format and overlap cost none. Give --runs of your own to replace it.",
         ),
