@@ -58,7 +58,8 @@ TINY = (
 )
 LONG = "--data.context_tokens 1024"
 MUON = "--inner.optimizer muon --inner.lr 8e-3"
-ROUNDS = "--method.sync_every 5 --run.inner_steps 40 --run.checkpoint_every 99"
+STEPS = "--run.inner_steps 40 --run.checkpoint_every 99"
+ROUNDS = f"--method.sync_every 5 {STEPS}"
 """Eight rounds of five steps."""
 
 
@@ -99,7 +100,7 @@ def norm_test(size: str) -> dict[str, str]:
 
 def instances(size: str, samples: int, context: int) -> dict[str, str]:
     """Four trainers on one device with small batches, at once and one after another."""
-    words = f"adloco {SIZES[size]} --data.context_tokens {context} {MUON} {ROUNDS}"
+    words = f"adloco {SIZES[size]} --data.context_tokens {context} {MUON} {STEPS}"
     words += " --method.num_trainers 4 --method.sync_every 10 --merge.policy none"
     words += f" {batch(samples, samples)} {same(samples)}"
     return {"at once": f"{words} --run.threads 4", "in turn": f"{words} --run.threads 1"}
@@ -146,6 +147,7 @@ def trained(words: str, seconds: float) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         run, output = Path(folder) / "run", Path(folder) / "output"
         line = ["train", *words.split(), "--run.folder", str(run), "--run.trackers", "none"]
+        output.touch()  # A process that dies at once writes none.
         began = time.monotonic()
         child = processes.Process(target=run_command, args=(line, output))
         child.start()

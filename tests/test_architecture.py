@@ -191,7 +191,7 @@ DISTRIBUTED = {
     "all_to_all": set(),
     "torch_versions": set(),
     "parallel": {"dtensor", "device_memory", "traffic", "all_to_all", "torch_versions"},
-    "comm": {"dtensor", "traffic", "wire", "parallel", "all_to_all", "torch_versions"},
+    "comm": {"dtensor", "device", "traffic", "wire", "parallel", "all_to_all", "torch_versions"},
     "placement": {"dtensor", "traffic", "messages", "parallel", "comm"},
     "launch": {"messages", "placement"},
     "testing": set(),

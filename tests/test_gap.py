@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adloco.plan.gap_law import NORMAL_90
+from adloco.plan.gap_law import gap as planned
+
 
 @pytest.fixture
 def gap() -> Any:
@@ -131,3 +134,14 @@ def test_a_tiny_grid_is_trained_once(
     before = (tmp_path / "gap.csv").read_bytes()
     gap.main(words)
     assert (tmp_path / "gap.csv").read_bytes() == before
+
+
+def test_plans_have_the_law_of_the_stored_runs(gap: Any) -> None:
+    file = Path(__file__).parents[1] / "benchmarks" / "gap.csv"
+    best, drawn = gap.law(gap.gaps(gap.read(file)))
+    for size, ratio, workers, syncs in ((133_440, 20, 4, 248), (1e9, 20, 4, 1e4), (3e5, 5, 8, 99)):
+        logs = np.array([1.0, *np.log([size, ratio, workers, syncs])])
+        found = planned(size, ratio * size, workers, syncs)
+        assert np.log(found.expected) == pytest.approx(logs @ best, abs=0.02)
+        spread = np.log(found.most / found.least) / 2 / NORMAL_90
+        assert spread == pytest.approx(np.std(drawn @ logs), rel=0.05)

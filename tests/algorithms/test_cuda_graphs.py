@@ -5,12 +5,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from adloco import OneProcess
 from adloco.algorithms import cuda_graphs, worker
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.inner.adamw import InnerAdamW
@@ -105,37 +106,41 @@ def test_a_parameter_without_a_gradient_is_not_decayed(graphs: type[Again]) -> N
         assert each.model.spare.equal(torch.ones(3, 3).double())
 
 
+@pytest.mark.parametrize(("part", "called"), [("passes", "measured"), ("updates", "updated")])
 def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
-    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+    part: str, called: str, graphs: type[Again], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(function: Callable[[], Any], pool: Any) -> Again:
-        if function.__name__ == "measured":
+        if function.__name__ != called:
+            return Again(function, pool)
+        if part == "passes":
             function()  # Hooks see gradients that are never computed.
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return Again(function, pool)
+        raise RuntimeError("operation not permitted when stream is capturing")
 
     plain = list(language(replayable=False).rounds(3))
     monkeypatch.setattr(cuda_graphs, "Graph", refuse)
-    with pytest.warns(UserWarning, match="kernel by kernel: operation not permitted"):
+    with pytest.warns(UserWarning, match=f"{part} are launched kernel by kernel: operation not"):
         refused = list(language().rounds(3))
     for one, other in zip(refused, plain, strict=True):
         same(one, other, rel=1e-6)
+    # Updates read the gradients of captured passes, which stay in one place.
+    assert (graphs.captures > 0) == (part == "updates")
 
 
-def test_updates_that_cannot_be_captured_are_launched_kernel_by_kernel(
-    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shared_work", [math.inf, 0.0])
+def test_workers_compute_at_once_where_all_are_small(
+    shared_work: float, graphs: type[Again], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(function: Callable[[], Any], pool: Any) -> Again:
-        if function.__name__ == "updated":
-            raise RuntimeError("no")
-        return Again(function, pool)
+    class Noting(OneProcess):
+        at_once: ClassVar[list[bool]] = []
 
-    plain = list(language(replayable=False).rounds(3))
-    monkeypatch.setattr(cuda_graphs, "Graph", refuse)
-    with pytest.warns(UserWarning, match="updates are launched kernel by kernel: no"):
-        refused = list(language().rounds(3))
-    for one, other in zip(refused, plain, strict=True):
-        same(one, other, rel=1e-6)
+        def map(self, *given: Any, together: bool = False, **named: Any) -> Any:
+            self.at_once.append(together)
+            return super().map(*given, together=together, **named)
+
+    monkeypatch.setattr(cuda_graphs, "SHARED_WORK", shared_work)
+    list(language(placement=Noting(threads=1)).rounds(1))
+    assert any(Noting.at_once) == bool(shared_work)
 
 
 def test_a_model_whose_passes_are_too_large_trains_as_without_graphs(

@@ -4,10 +4,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from adloco.distributed.placement import placement
 from adloco.distributed.placement.placement import OneProcess
 
 
@@ -88,3 +90,25 @@ def test_gather_orders_by_worker_and_counts() -> None:
     assert placement.traffic.between == 2 * 2 * 8
     placement.gather({0: [1.0]})
     assert placement.traffic.between == 32
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "together", "expected"),
+    [("cpu", 0, False, 5), ("cuda", 0, False, 1), ("cuda", 0, True, 5), ("cuda", 3, True, 3)],
+)
+def test_how_many_workers_run_at_once(
+    device: str, threads: int, together: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU trains them one after another, unless all are small or a number is given."""
+    monkeypatch.setattr(placement, "num_cores", lambda: 5)
+    called: list[int] = []
+
+    def noted(function: Any, items: Any, on_failure: Any, at_once: int, where: Any) -> list[Any]:
+        called.append(at_once)
+        return []
+
+    monkeypatch.setattr(placement, "map_in_threads", noted)
+    on_it = OneProcess(threads=threads)
+    on_it.device = torch.device(device)
+    on_it.map(abs, [1, 2], nothing, together=together)
+    assert called == [expected]

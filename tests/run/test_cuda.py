@@ -95,6 +95,15 @@ def test_workers_that_compute_at_once_have_the_numbers_of_workers_in_turn(
     assert numbers(tmp_path / "1") == numbers(tmp_path / "4")
 
 
+def test_a_deterministic_run_repeats_each_bit(small: list[str], tmp_path: Path) -> None:
+    """Over a context for which the backward pass of attention has no order of its own."""
+    words = ["single", *small, "--run.device", "cuda", "--data.context_tokens", "1024"]
+    words += ["--run.deterministic", "--run.tokens", "40000"]
+    for name in ("one", "other"):
+        assert main(["train", *with_folder(words, tmp_path / name)]) == 0
+    assert numbers(tmp_path / "one") == numbers(tmp_path / "other")
+
+
 @pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()], ids=repr)
 def test_a_gpu_encodes_the_bits_that_a_cpu_encodes(wire: WireFormat) -> None:
     values = torch.randn(999, wire.block, generator=torch.Generator().manual_seed(1))

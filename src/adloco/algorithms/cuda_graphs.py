@@ -17,17 +17,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adloco.algorithms.muon_step import Muon
+from adloco.distributed.device import to_device
 from adloco.distributed.parallel.gradient_norms import GradientSums
 
-Pass = Callable[[Tensor, Tensor], Tensor]
-"""(batch, its share of the worker's samples) -> that share of the mean loss, after the backward
-pass."""
+Pass = Callable[[Tensor, Tensor | float], Tensor]
+"""(batch on the device, its share of the worker's samples) -> that share of the mean loss, after
+the backward pass."""
 LARGEST_WORK = 5e11
 """Parameters times elements of a micro-batch, up to which a pass is captured: about there its
 kernels take longer than their launches."""
 SHARED_WORK = 2e11
-"""The same, up to which a GPU computes the passes of several workers at once faster than one after
-another."""
+"""Parameters times elements, up to which a GPU is faster if it computes the passes of several
+workers at once, not one after another."""
 MOST_ELEMENTS = 2**14
 """Most elements of such a micro-batch, because each worker keeps the activations of its graphs."""
 CAPTURING = threading.Lock()
@@ -80,8 +81,7 @@ class CapturedPasses:
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        self.refused = False
-        """True once a pass could not be captured."""
+        self._refused = False
 
     @property
     def attached(self) -> bool:
@@ -95,10 +95,10 @@ class CapturedPasses:
         shared: True to ask whether they are computed at once with those of other workers.
         """
         work = SHARED_WORK if shared else LARGEST_WORK
-        return elements <= min(MOST_ELEMENTS, work / self._size) and not self.refused
+        return elements <= min(MOST_ELEMENTS, work / self._size) and not self._refused
 
     def run(self, compute: Pass, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
-        """Compute a pass, as `compute` would.
+        """Compute a pass, as `compute` would; by `compute` itself once a capture has failed.
 
         Args:
             compute: The pass.
@@ -107,16 +107,17 @@ class CapturedPasses:
             sums: Takes the squared norm of the gradient of this pass; None: it is not measured.
         """
         key = (batch.shape, batch.dtype, sums is None)
-        if key not in self._passes:
+        if key not in self._passes and not self._refused:
             try:
                 self._passes[key] = self._capture(compute, batch, sums)
             except RuntimeError as error:  # Also for want of memory, of which a graph needs more.
                 _warn("passes", error)
-                self.refused = True
+                self._refused = True
                 self._passes.clear()
                 if sums:
                     sums.drop()
-                return compute(batch.to(self._device), torch.full((), share, device=self._device))
+        if self._refused:
+            return compute(to_device(batch, self._device), share)
         # What the step has of gradients so far, if anything, goes where graphs add to.
         dropped = [gradient for each, gradient in self._gradients.items() if each.grad is None]
         if dropped:

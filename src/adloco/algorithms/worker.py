@@ -99,22 +99,15 @@ class Worker:
         self.engine = engine
         problem = settings.problem
         self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
-        self._passes: CapturedPasses | None = None
-        self._captured_update: CapturedUpdate | None = None
-        changes_more = self._drops or self._statistics
-        if (
-            has_graphs(settings.device)
-            and engine.is_alone
-            and problem.replayable
-            and not changes_more
-        ):
-            self._passes = CapturedPasses(self.replica.params)
-            if can_capture(self.optimizers):
-                self._captured_update = CapturedUpdate(self.optimizers)
+        replayable = problem.replayable and not (self._drops or self._statistics)
+        capture = replayable and engine.is_alone and has_graphs(settings.device)
+        self._passes = CapturedPasses(self.replica.params) if capture else None
+        self._captured_update = (
+            CapturedUpdate(self.optimizers) if capture and can_capture(self.optimizers) else None
+        )
         self._captures = False
         """True if the passes of this round are captured."""
-        captured = self._passes is not None and settings.device.type == "cuda"
-        self._stream = new_stream(settings.device) if captured else None
+        self._stream = new_stream(settings.device) if capture else None
         """For rounds whose passes are captured, so that workers in several threads compute at once.
         """
 
@@ -310,7 +303,7 @@ class Worker:
             share = samples / plan.worker_batch
             compute = partial(self._pass, offset)
             with self.engine.reducing(last=index == len(own) - 1):
-                if capture and self._captures and self._passes and not self._passes.refused:
+                if capture and self._captures and self._passes:
                     loss = self._passes.run(compute, batch, share, self.engine.sums)
                 else:
                     loss = compute(to_device(batch, self._settings.device), share)

@@ -18,7 +18,11 @@ def autocast(
 
 
 def new_stream(device: torch.device) -> Any:
-    """A stream of a GPU: a queue of work that is computed beside that of other streams."""
+    """A stream of a GPU: a queue of work that is computed beside that of other streams. None
+    elsewhere.
+    """
+    if device.type != "cuda":
+        return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -22,10 +22,11 @@ COVARIANCE = (
     (0.03388, -0.00407, -0.00104, 0.00952, 0.00071),
     (0.15419, -0.01510, -0.00856, 0.00071, 0.01061),
 )
-"""Of c, over fits to drawn gaps (bootstrap)."""
+"""The covariance of c over fits to drawn gaps (bootstrap)."""
 SLOPE = 0.07
 """Part by which a loss falls when the tokens grow by a part: 0.094 and 0.052 between 5, 20 and 80
-tokens a parameter of 0.13M, and 0.065 by the law of Chinchilla for 1 billion at 20."""
+tokens a parameter of 0.13M (`benchmarks/gap.py --table`), and 0.058 for 1 billion at 20 by the law
+L = 1.69 + 406.4 N^-0.34 + 410.7 D^-0.28 (Chinchilla, arXiv 2203.15556)."""
 NORMAL_90 = 1.645
 """Standard deviations on each side of 90% of a normal distribution."""
 

@@ -115,7 +115,7 @@ def _open(
 ) -> Opened:
     """Open the data and choose the model; the arguments are those of `prepare_run`."""
     if recipe.run.deterministic and placement.device.type == "cuda":
-        # Some operators have no such kernel; those of transformers' language models have.
+        # A warning tells of an operator that has no such kernel.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
+from adloco.distributed.device import new_stream
+
 
 class Transfers:
     """Runs transfers one after another, so that collectives meet in the same order on all ranks."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = new_stream(device)
         self._last: Future[float] | None = None
 
     def start(self, function: Callable[[], None]) -> Future[float]:
