@@ -154,6 +154,15 @@ def test_a_model_whose_passes_are_too_large_trains_as_without_graphs(
     assert params_of(large).equal(params_of(plain))
 
 
+def test_passes_that_are_compiled_are_not_captured(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    run = language(compile=True)
+    assert next(iter(run.rounds(1))).train_loss > 0
+    assert Again.captures == 0
+
+
 def test_an_optimizer_of_another_kind_is_not_captured() -> None:
     parameters = [nn.Parameter(torch.ones(2, 2))]
     assert cuda_graphs.can_capture(ADAMW(BlockLM()))

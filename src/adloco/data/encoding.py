@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -78,9 +79,8 @@ def encode(tokenizer: Tokenizer, texts: Texts, dtype: str) -> Arrays:
 
     def packed(part: list[str]) -> NDArray[Any]:
         encoded = tokenizer.encode(part) if part else []
-        return np.array(
-            [token for ids in encoded for token in (*ids, tokenizer.end_of_text)], dtype=dtype
-        )
+        end = (tokenizer.end_of_text,)
+        return np.fromiter(chain.from_iterable(chain(ids, end) for ids in encoded), dtype)
 
     return {split: packed(part) for split, part in texts.items()}
 

@@ -2,6 +2,7 @@
 placement of its workers, its task with the data, its model, and the micro-batch that fits.
 """
 
+import os
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -115,8 +116,10 @@ def _open(
 ) -> Opened:
     """Open the data and choose the model; the arguments are those of `prepare_run`."""
     if recipe.run.deterministic and placement.device.type == "cuda":
-        # A warning tells of an operator that has no such kernel.
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # As an error where an operator has no such kernel: with a warning alone, attention would
+        # take one that adds in no fixed order. cuBLAS asks for the variable.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     task = ProblemTask(problem) if problem else open_task(recipe, stored, placement)
     return Opened(
