@@ -100,9 +100,7 @@ class Worker:
         problem = settings.problem
         self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
         # Four trainers whose compiled passes were captured ended with an error on an H200.
-        replayable = problem.replayable and not (
-            self._drops or self._statistics or engine.compiles
-        )
+        replayable = problem.replayable and not (self._drops or self._statistics or engine.compiles)
         capture = replayable and engine.is_alone and has_graphs(settings.device)
         self._passes = CapturedPasses(self.replica.params) if capture else None
         self._captured_update = (

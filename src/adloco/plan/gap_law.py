@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CONSTANTS = (3.6901, -0.4278, -0.0208, 0.8750, -0.7115)
-"""c, fitted to gaps of runs with 0.13M to 0.87M parameters, 5 to 80 tokens a parameter, 2 to 8
-workers and 18 to 988 syncs."""
+CONSTANTS = (-2.1351, 0.0807, -0.0830, 0.8995, -0.7595)
+"""c, fitted to gaps of runs with 0.13M to 24M parameters, 0.7 to 80 tokens a parameter, 2 to 8
+workers and 6 to 988 syncs."""
 COVARIANCE = (
-    (5.74329, -0.50255, -0.17459, 0.03388, 0.15419),
-    (-0.50255, 0.04466, 0.01557, -0.00407, -0.01510),
-    (-0.17459, 0.01557, 0.01145, -0.00104, -0.00856),
-    (0.03388, -0.00407, -0.00104, 0.00952, 0.00071),
-    (0.15419, -0.01510, -0.00856, 0.00071, 0.01061),
+    (1.17064, -0.09347, -0.06734, -0.02896, 0.03400),
+    (-0.09347, 0.00797, 0.00569, 0.00100, -0.00385),
+    (-0.06734, 0.00569, 0.00667, 0.00069, -0.00375),
+    (-0.02896, 0.00100, 0.00069, 0.01057, 0.00006),
+    (0.03400, -0.00385, -0.00375, 0.00006, 0.00481),
 )
 """The covariance of c over fits to drawn gaps (bootstrap)."""
 SLOPE = 0.07
