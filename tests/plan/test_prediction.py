@@ -123,6 +123,11 @@ def test_equal_progress() -> None:
     low, high = target.interval(diloco, 16)
     assert 1500 < low < target.tokens(diloco, 16) < high
     assert target.interval(ddp, 8) is None
+    parallel, local = (predict(found[at], WORKLOAD, cluster, target) for at in (0, -1))
+    between = target.interval(diloco, local.batch)
+    assert local.spread and between
+    assert [times * local.tokens for times in local.spread] == pytest.approx(between)
+    assert parallel.spread is None
 
 
 def test_only_batches_that_are_trained_are_named() -> None:

@@ -1,6 +1,7 @@
 """This process's part in a run whose ranks recover: after a rank has failed, or has returned, all
 that remain meet again and train from the newest checkpoint, or from newer copies in memory
-(`run.on_rank_failure`; on CPUs).
+(`run.on_rank_failure`; on CPUs). README.md follows one failure in order, `membership.py` is the
+table of what is seen and done, and `meeting.py` finds the next quorum.
 """
 
 import gc

@@ -81,11 +81,11 @@ def make_plan(
         )
         condition = f" with batches of {batches} samples only"
         reasons.insert(0, _without_noise_scale(condition))
-    between = target.interval and target.interval(chosen.candidate.recipe, chosen.batch)
-    if between:
+    if chosen.spread:
+        least, most = chosen.spread
         reasons.append(
-            f"Its {chosen.tokens:.3g} tokens could be {between[0]:.3g} to {between[1]:.3g}: "
-            "90% of the laws that fit the runs lie between."
+            f"It could take {least:.3g} to {most:.3g} times its {chosen.tokens:.3g} tokens, and so "
+            "of its time, bytes and price: 90% of the laws that fit the runs lie between."
         )
     return Plan(
         cluster=cluster,

@@ -61,6 +61,9 @@ class Prediction:
     activations."""
     price: float
     """Price of all islands until then."""
+    spread: tuple[float, float] | None
+    """Times its tokens, least and most, that 90% of the laws of the target have; steps, syncs,
+    bytes, seconds and price follow the tokens. None if the target knows no interval."""
 
     @property
     def reachable(self) -> bool:
@@ -93,6 +96,7 @@ def predict(
     workers, trainers = _workers(recipe, cluster)
     batch = _batch(candidate, workload, workers)
     tokens = target.tokens(recipe, batch)
+    between = target.interval(recipe, batch) if target.interval else None
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
     link = measured.link_of(candidate, workload.parameters, workers) if measured else None
@@ -123,6 +127,9 @@ def predict(
         memory_bytes=_memory(recipe, workload, workers),
         loss=target.loss(recipe, batch, tokens) if target.loss else None,
         price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
+        spread=(between[0] / tokens, between[1] / tokens)
+        if between and math.isfinite(tokens)
+        else None,
     )
 
 

@@ -51,7 +51,11 @@ class Sync:
     """Buckets that leave during a round of one step; None: everything leaves at its end."""
 
     def seconds(self, cluster: Cluster) -> tuple[float, float]:
-        """Seconds in which a fragment's bytes are in flight, and those that it takes besides."""
+        """Seconds in which a fragment's bytes are in flight, and those that it takes besides.
+
+        These are `sync_seconds` and latencies: 2 (workers - 1) of them for each exchange in a ring,
+        and 2 all to all.
+        """
         if self.workers == 1:
             return 0.0, 0.0
         link = cluster.link

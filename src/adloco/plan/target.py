@@ -8,7 +8,7 @@ from typing import Any
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.candidates import Candidate
-from adloco.plan.gap_law import Gap, gap, times_tokens
+from adloco.plan.gap_law import RUNS, Gap, gap, times_tokens
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
@@ -97,8 +97,7 @@ def tokens_target(
         prices_batches=noise_scale is not None,
         assumptions=(
             batches,
-            "Fewer syncs cost tokens by a law of runs with 0.13M to 0.87M parameters, 5 to 80 "
-            "tokens a parameter, 2 to 8 workers and 18 to 988 syncs; far from these it is a guess. "
+            f"Fewer syncs cost tokens by a law of runs with {RUNS}; far from these it is a guess. "
             "Wire format and overlap cost none. Give --runs of your own to replace it.",
         ),
     )

@@ -81,5 +81,7 @@ def _numbers(one: Prediction) -> dict[str, float | None]:
     numbers = {name: getattr(one, name) for name in names}
     numbers |= {f"round_{name}_seconds": value for name, value in asdict(one.round).items()}
     numbers |= {name: getattr(one, name) for name in ("memory_bytes", "price", "loss")}
+    least, most = one.spread or (None, None)
+    numbers |= {"times_least": least, "times_most": most}
     known: dict[str, float | None] = finite(numbers | {"utilisation": one.round.utilisation})
     return known

@@ -1,7 +1,8 @@
 """Pseudo-gradients and means in a wire format: what workers send, and what they keep as residuals.
 
 `CompressedSum._encoded` is the chain of a sync: a worker's difference, plus its residual, is
-encoded and sent, and the feedback keeps what that has lost.
+encoded and sent, and the feedback keeps what that has lost. With feedback in the parameters it is
+`OuterSync.copy_to_workers` that subtracts the residual from the new global parameters.
 
 Each tensor (each rank's shard, if it is sharded) is cut into blocks of its own. So the bytes of a
 tensor depend neither on its neighbours nor on its fragment. They do not depend on the placement

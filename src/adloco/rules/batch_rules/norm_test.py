@@ -26,9 +26,10 @@ class NormTest:
     the paper prints a square root around the bound; the units and the original condition rule it
     out.)
 
-    `algorithms/gradient_stats.py` measures on the test steps of a round (by default its first
-    `test.steps`), `Trainer.update_batch` pools the workers, and `BatchController` filters the
-    estimate, asks this rule, and limits the answer.
+    On the test steps of a round (by default its first `test.steps`) a worker cuts its batch into
+    `test.groups` groups and `algorithms/gradient_stats.py` measures their gradients' norms,
+    `rules/moments.py` makes S and |G|^2 of them, `Trainer.update_batch` pools the workers, and
+    `BatchController` filters the estimate, asks this rule, and limits the answer.
     """
 
     key: ClassVar[str] = "norm-test"
