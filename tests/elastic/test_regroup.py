@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from adloco.cli.main import main
-from adloco.config.settings import RunSettings
+from adloco.config.recipe import build_recipe
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.elastic import regroup
 from adloco.errors import RankFailureError
@@ -84,12 +85,24 @@ def assert_undisturbed(words: list[str], folder: Path, whole: Path) -> None:
     assert [line["round"] for line in metrics(folder)] == [*range(1, int(count) + 1)]
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+        ),
+    ],
+)
 @pytest.mark.usefixtures("warm_python")
 def test_the_others_take_over_the_workers_of_a_killed_rank(
-    small: list[str], tmp_path: Path
+    device: str, small: list[str], tmp_path: Path
 ) -> None:
-    """The one that writes is killed; the other has its state in memory, and continues with it."""
+    """The one that writes is killed; the other has its state in memory, and continues with it. Two
+    ranks share a GPU.
+    """
     folder, words = tmp_path / "run", ["adloco", *small, "--evaluation.every", "100"]
+    words += ["--run.device", device]
     memory = ["--run.on_rank_failure", "replace", "--run.copy_every", "1"]
     memory += ["--run.checkpoint_every", "1000"]
 
@@ -266,7 +279,7 @@ def test_a_store_that_is_gone_is_told_of_where_the_ranks_meet(
         raise RankFailureError("the process that started the ranks ended")
 
     monkeypatch.setattr(regroup, "come", gone)
-    part = regroup.Regrouping(RunSettings(), Quorum(members=(0, 1), process=0), None, False)
+    part = regroup.Regrouping(build_recipe({}), Quorum(members=(0, 1), process=0), None, False)
     part.folder, part.recovers = Path("run"), True
     assert part.failed(RankFailureError("rank 1 was ended by signal 9"))
     with pytest.raises(RankFailureError, match="that started the ranks ended"):

@@ -100,6 +100,20 @@ def test_compiled_trainers_of_small_micro_batches_train(small: list[str], tmp_pa
     assert main(["train", "adloco", *with_folder(words, tmp_path / "run")]) == 0
 
 
+def test_two_ranks_that_share_a_gpu_have_the_numbers_of_one_process(
+    small: list[str], tmp_path: Path
+) -> None:
+    words = ["diloco", *small, "--run.device", "cuda", "--wire.format", "int4"]
+    assert main(["train", *with_folder(words, tmp_path / "one")]) == 0
+    assert main(["train", *with_folder(words, tmp_path / "two"), "--ranks", "2"]) == 0
+    for line, expected in itertools.zip_longest(
+        numbers(tmp_path / "two"), numbers(tmp_path / "one")
+    ):
+        assert line["tokens"] == expected["tokens"]
+        assert line["bytes_communicated"] == expected["bytes_communicated"]
+        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+
+
 def test_a_deterministic_run_repeats_each_bit(small: list[str], tmp_path: Path) -> None:
     """Over a context for which the backward pass of attention has no order of its own."""
     words = ["single", *small, "--run.device", "cuda", "--data.context_tokens", "1024"]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.failures import Watch
 from adloco.distributed.launch.launcher import num_ranks
@@ -77,17 +78,18 @@ def watch(
     )
 
 
-def recovery(settings: RunSettings, replaces: Callable[[], bool] | None) -> "Recovery | None":
+def recovery(recipe: Recipe, replaces: Callable[[], bool] | None) -> "Recovery | None":
     """Settings that a launcher needs if the ranks of a run recover; None if they do not.
 
     replaces: As in `Recovery`.
     """
+    settings = recipe.run
     if settings.on_rank_failure == "stop":
         return None
     from adloco.elastic.machine_launcher import Recovery
     from adloco.elastic.regroup import recovers
 
-    if not recovers(settings):
+    if not recovers(recipe):
         return None
     return Recovery(
         silent_seconds=settings.silent_seconds,

@@ -127,9 +127,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
             begin = [*words, "--run.folder", str(folder)]
             again = ["train", "--resume", str(folder), *told]
         failures = _FailureCount(folder)
-        recovery = elastic_room.recovery(
-            recipe.run, failures.one_more if arguments.restart else None
-        )
+        recovery = elastic_room.recovery(recipe, failures.one_more if arguments.restart else None)
         limit = out_of_memory.limit(folder)
         code = on_ranks(count, recipe, begin, recovery=recovery, machines=machines)
         while code not in (0, INTERRUPTED):

@@ -13,6 +13,8 @@ from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say, working
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
+from adloco.config.recipe import build_recipe
+from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
     num_ranks,
@@ -48,14 +50,15 @@ def train_here(arguments: "Train", alerts: Alerts) -> int:
     Raises:
         RankFailureError: A rank failed, and the others do not recover.
     """
-    settings = _run_settings(arguments)
+    recipe = _recipe(arguments)
+    settings = recipe.run
     elastic_room.check_settings(settings)
     if num_ranks() == 1 or not elastic_room.is_there():
         return _Process(arguments, settings, alerts).train() or 0
     from adloco.elastic.copies import MemoryCopies
     from adloco.elastic.regroup import Regrouping
 
-    regrouping = Regrouping.begin(settings, arguments.resume, arguments.trust_recipe)
+    regrouping = Regrouping.begin(recipe, arguments.resume, arguments.trust_recipe)
     if regrouping is None:
         return 0
     process = _Process(arguments, settings, alerts, regrouping, MemoryCopies())
@@ -197,15 +200,13 @@ class _Process:
         return Path(folder) if folder else None
 
 
-def _run_settings(arguments: "Train") -> RunSettings:
-    """The settings of [run]; their defaults if the recipe is wrong, which all ranks must join to
-    say.
-    """
+def _recipe(arguments: "Train") -> Recipe:
+    """The recipe; the defaults if it is wrong, which all ranks must join to say."""
     try:
         if arguments.resume:
             return resumed_recipe(
                 arguments.resume, arguments.settings, trust_recipe=arguments.trust_recipe
-            ).run
-        return arguments.read_recipe().run
+            )
+        return arguments.read_recipe()
     except (ValueError, OSError):
-        return RunSettings()
+        return build_recipe({})

@@ -6,17 +6,40 @@ connection. So between two ranks, one of which comes a little later, gloo's `all
 `all_gather` together take 1.5 times as long as the link needs (reproduce/LOG.md, 2026-11-23, "why a
 sync took longer than its bytes over a slow link"). Here every rank says that it is ready for
 everything before it sends anything.
+
+Between islands everything goes by gloo, over TCP: slow links need no more, a group of gloo can be
+left when a rank has failed, and islands of one rank may share a GPU. What is on a GPU is sent from
+pinned memory.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
+class Pending(Protocol):
+    """Something that is waited for, for instance a `dist.Work`."""
+
+    def wait(self) -> Any:
+        """Return once it has ended."""
+
+
+class _Arrival:
+    """The way to a GPU of what has arrived in pinned memory."""
+
+    def __init__(self, tensor: Tensor, host: Tensor) -> None:
+        self._tensor, self._host = tensor, host
+
+    def wait(self) -> None:
+        self._tensor.copy_(self._host, non_blocking=True)
+
+
 def start_all_to_all(
     sent: Sequence[Tensor], received: Sequence[Tensor], group: dist.ProcessGroup
-) -> list[dist.Work]:
+) -> list[Pending]:
     """Start an exchange. This rank's own entries stay as they are.
 
     Args:
@@ -28,6 +51,16 @@ def start_all_to_all(
         What `wait_for` waits for.
     """
     me, ranks = dist.get_rank(group), len(sent)
+    arrivals: list[Pending] = []
+    if is_staged(sent[me], group):
+        # The same tensor may be sent to several ranks.
+        copies = {id(tensor): pinned_copy(tensor) for at, tensor in enumerate(sent) if at != me}
+        sent = [copies.get(id(tensor), tensor) for tensor in sent]
+        hosts = [_pinned_like(tensor) for tensor in received]
+        arrivals = [
+            _Arrival(*pair) for at, pair in enumerate(zip(received, hosts, strict=True)) if at != me
+        ]
+        received = hosts
     # Each rank begins with its next neighbour, so that no rank is everybody's first.
     receives = [
         dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank)
@@ -40,10 +73,38 @@ def start_all_to_all(
         if sent[rank].numel()
     ]
     operations = receives + sends
-    return dist.batch_isend_irecv(operations) if operations else []
+    works = [*dist.batch_isend_irecv(operations)] if operations else []
+    pending: list[Pending] = [*works, *arrivals]
+    return pending
 
 
-def wait_for(works: Iterable[dist.Work]) -> None:
+def wait_for(works: Iterable[Pending]) -> None:
     """Wait until an exchange has ended."""
     for work in works:
         work.wait()
+
+
+def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup | None = None) -> None:
+    """Set a tensor to that of rank `source` of the default group, which must be in the group."""
+    if not is_staged(tensor, group):
+        dist.broadcast(tensor, source, group=group)
+        return
+    host = pinned_copy(tensor)
+    dist.broadcast(host, source, group=group)
+    tensor.copy_(host, non_blocking=True)
+
+
+def is_staged(tensor: Tensor, group: dist.ProcessGroup | None) -> bool:
+    """True if a tensor goes through the memory of the CPU: from a GPU, by gloo."""
+    return tensor.is_cuda and dist.get_backend(group) == dist.Backend.GLOO
+
+
+def pinned_copy(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, which a GPU can read and write while it computes."""
+    host = _pinned_like(tensor)
+    host.copy_(tensor)
+    return host
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -55,7 +55,7 @@ def _give(state: Any, transfer: Callable[[Tensor], Any]) -> None:
         for path, tensor in tensors.items()
     ]
     text = json.dumps([plain, shapes]).encode()
-    device = _device()
+    device = message_device()
     transfer(torch.tensor([len(text)], device=device))
     transfer(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device))
     for tensor in tensors.values():
@@ -65,7 +65,7 @@ def _give(state: Any, transfer: Callable[[Tensor], Any]) -> None:
 
 def _take(transfer: Callable[[Tensor], Any]) -> Any:
     """Let a collective fill the parts of a message, and return the state in it."""
-    device = _device()
+    device = message_device()
     size = torch.zeros(1, dtype=torch.int64, device=device)
     transfer(size)
     text = torch.empty(int(size), dtype=torch.uint8, device=device)
@@ -85,7 +85,7 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _device() -> torch.device:
+def message_device() -> torch.device:
     """The CPU if the default group reaches it, else this rank's GPU."""
     reaches_cpu = "cpu:" in dist.get_backend_config()
     return torch.device("cpu") if reaches_cpu else torch.device("cuda", torch.cuda.current_device())

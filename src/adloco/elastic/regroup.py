@@ -1,6 +1,6 @@
 """This process's part in a run whose ranks recover: after a rank has failed, or has returned, all
 that remain meet again and train from the newest checkpoint, or from newer copies in memory
-(`run.on_rank_failure`; on CPUs). README.md follows one failure in order, `membership.py` is the
+(`run.on_rank_failure`). README.md follows one failure in order, `membership.py` is the
 table of what is seen and done, and `meeting.py` finds the next quorum.
 """
 
@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from signal import SIGINT
 
-from adloco.config.settings import RunSettings
+from adloco.config.sections import Recipe
 from adloco.distributed.dtensor import forget_meshes
 from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
@@ -31,51 +31,52 @@ from adloco.run.stored import resumed_recipe
 from adloco.run.training_run import TrainingRun
 
 
-def recovers(settings: RunSettings) -> bool:
-    """True if ranks of a run with these settings recover when one fails."""
-    # NCCL cannot be left as gloo can.
-    return settings.on_rank_failure != "stop" and choose_device(settings.device).type == "cpu"
+def recovers(recipe: Recipe) -> bool:
+    """True if ranks of a run with this recipe recover when one fails."""
+    # Islands are joined by gloo. The GPUs of one are joined by NCCL, which cannot be left like it.
+    placement = recipe.placement
+    by_gloo = placement.shard_size == placement.replica_size == 1
+    by_gloo = by_gloo or choose_device(recipe.run.device).type == "cpu"
+    return by_gloo and recipe.run.on_rank_failure != "stop"
 
 
 class Regrouping:
     """The memory of a rank from one quorum of its run to the next."""
 
     def __init__(
-        self, settings: RunSettings, quorum: Quorum, resumed: Path | None, trust_recipe: bool
+        self, recipe: Recipe, quorum: Quorum, resumed: Path | None, trust_recipe: bool
     ) -> None:
         """
         Args:
-            settings: Of the run.
+            recipe: Of the run.
             quorum: The first one that this process is in.
-            resumed: Folder of the run to resume; None: the settings say.
+            resumed: Folder of the run to resume; None: the recipe says.
             trust_recipe: As in `resumed_recipe`.
         """
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
-        self.recovers = recovers(settings) and store_outlives_ranks()
+        self.recovers = recovers(recipe) and store_outlives_ranks()
         self.folder: Path | None = None
         """The folder of the run to resume; None until it has begun."""
-        self._settings = settings
+        self._settings = recipe.run
         self._run: TrainingRun | None = None
         self._failure = ""
         """A sentence about the rank that failed last."""
         self._leaves = False
         """True if this rank was told to stop and the others continue."""
         if quorum.number:
-            self.folder = resumed or Path(settings.folder)
+            self.folder = resumed or Path(recipe.run.folder)
             self._shape = shape_of(quorum)
             self._method = resumed_recipe(self.folder, (), trust_recipe=trust_recipe).method
 
     @staticmethod
-    def begin(
-        settings: RunSettings, resumed: Path | None, trust_recipe: bool
-    ) -> "Regrouping | None":
+    def begin(recipe: Recipe, resumed: Path | None, trust_recipe: bool) -> "Regrouping | None":
         """The part of this process in a run, once it is in a quorum; None if the run ends before.
 
         Args: as those of the constructor.
         """
         quorum = first_quorum()
-        return Regrouping(settings, quorum, resumed, trust_recipe) if quorum else None
+        return Regrouping(recipe, quorum, resumed, trust_recipe) if quorum else None
 
     def given(self) -> list[tuple[str, str]]:
         """The settings with which the run resumes in this quorum, by section.key. Called on all

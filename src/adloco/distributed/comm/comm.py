@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adloco.distributed.all_to_all import broadcast
 from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import (
     BufferPool,
@@ -156,7 +157,7 @@ class Comm:
                 view.copy_(local(tensors[index]))
             (mine,) = islands.slices(bucket[None], sharded)
             rank = islands.rank_of(source)
-            dist.broadcast(mine, rank, group=islands.group)
+            broadcast(mine, rank, islands.group)
             sent_bytes += num_bytes([mine]) if dist.get_rank() == rank else 0
             received = islands.joined(mine, len(bucket), sharded)
             for index, view in bucket_views(received, tensors, indices):

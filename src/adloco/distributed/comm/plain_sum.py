@@ -11,10 +11,9 @@ import functools
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.all_to_all import Pending, start_all_to_all, wait_for
 from adloco.distributed.comm.buckets import (
     BufferPool,
     Contributions,
@@ -141,7 +140,7 @@ class OrderedSum:
         # By island. What this one has itself is not copied.
         self._rows = list(torch.split(memory(sum(others), own.shape[1]), others))
         self._rows.insert(self._me, own)
-        self._works: list[dist.Work] | None = None
+        self._works: list[Pending] | None = None
 
     def exchange(self) -> None:
         """Start to send each island its share of the terms, unless that has been started."""

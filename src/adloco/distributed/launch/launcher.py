@@ -154,15 +154,22 @@ def place(
     }
     _check_agreement({name: str(size) for name, size in sizes.items()} | dict(must_agree or {}))
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if device.index >= torch.cuda.device_count():
-            found = torch.cuda.device_count()
-            raise ValueError(
-                f"this is rank {device.index} of its machine, which has {found} GPUs; "
-                f"start at most {found} ranks on it, or use the device cpu"
-            )
+        device = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")), shards * replicas)
         torch.cuda.set_device(device)
     return Placement(ids, device, threads, shards, replicas, timeout_seconds)
+
+
+def _own_gpu(rank: int, ranks_per_worker: int) -> torch.device:
+    """The GPU of this rank of its machine. Only islands of one rank share one, because NCCL, which
+    joins the ranks of an island, wants a GPU for each.
+    """
+    found = torch.cuda.device_count()
+    if found == 0 or (rank >= found and ranks_per_worker > 1):
+        raise ValueError(
+            f"this is rank {rank} of its machine, which has {found} GPUs; "
+            f"start at most {found} ranks on it, or use the device cpu"
+        )
+    return torch.device("cuda", rank % found)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adloco.distributed.all_to_all import start_all_to_all, wait_for
+from adloco.distributed.all_to_all import Pending, start_all_to_all, wait_for
 from adloco.distributed.dtensor import local, rows_of_shards
 from adloco.distributed.traffic import Traffic, num_bytes
 
@@ -116,7 +116,7 @@ class MatrixOwners:
 
     def _exchange(
         self, sent: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None
-    ) -> tuple[list[Tensor], list[dist.Work]]:
+    ) -> tuple[list[Tensor], list[Pending]]:
         """Start to send each rank of a group its tensor.
 
         Args:

@@ -21,7 +21,13 @@ from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands, gathered
-from adloco.distributed.messages import all_states, broadcast_state, receive_state, send_state
+from adloco.distributed.messages import (
+    all_states,
+    broadcast_state,
+    message_device,
+    receive_state,
+    send_state,
+)
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
 from adloco.distributed.parallel.layers import Fill
@@ -171,7 +177,7 @@ class Placement:
                 [island * self.ranks_per_worker + place for island in islands]
                 for place in range(self.ranks_per_worker)
             ]
-            self._groups[islands] = self._new_group(places)
+            self._groups[islands] = self._new_group(places, "gloo")
         return Comm(
             Islands(
                 workers=[
@@ -206,7 +212,7 @@ class Placement:
             return {worker: list(rows[worker]) for worker in sorted(rows)}
         assert list(rows) == self.local([*self._places]), "one row for each local worker"
         mine = torch.tensor(
-            [list(row) for row in rows.values()], dtype=torch.float64, device=self.device
+            [list(row) for row in rows.values()], dtype=torch.float64, device=message_device()
         )
         everyone = gathered(mine, -(-num_workers // self._num_islands))
         parts = everyone[:: self.ranks_per_worker].tolist()
@@ -227,7 +233,7 @@ class Placement:
         """The largest of the numbers of all ranks."""
         if self._alone:
             return number
-        most = torch.tensor(number, dtype=torch.float64, device=self.device)
+        most = torch.tensor(number, dtype=torch.float64, device=message_device())
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return float(most)
 
@@ -235,7 +241,7 @@ class Placement:
         """Bytes that all ranks have given to collectives so far."""
         if self._alone:
             return self.traffic.total()
-        total = torch.tensor(self.traffic.total(), dtype=torch.float64, device=self.device)
+        total = torch.tensor(self.traffic.total(), dtype=torch.float64, device=message_device())
         dist.all_reduce(total)
         return Bytes(*total.tolist())
 
@@ -260,7 +266,7 @@ class Placement:
             {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
         )
         for tensor in tensors.values():
-            sent = tensor.to(self.device).contiguous()
+            sent = tensor.to(message_device()).contiguous()
             dist.broadcast(sent, 0)
             tensor.copy_(sent)
 
@@ -349,9 +355,14 @@ class Placement:
         """The rank that has this rank's position on the worker's island."""
         return self.owner(worker) * self.ranks_per_worker + self._position
 
-    def _new_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    def _new_group(
+        self, groups: Sequence[Sequence[int]], backend: str | None = None
+    ) -> dist.ProcessGroup:
         """Make all these groups, on all ranks; return the one of this rank, or else the first."""
-        made = [dist.new_group(list(ranks), timeout=self._longest_wait) for ranks in groups]
+        made = [
+            dist.new_group(list(ranks), timeout=self._longest_wait, backend=backend)
+            for ranks in groups
+        ]
         mine: dist.ProcessGroup = next(
             (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
             made[0],
