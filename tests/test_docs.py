@@ -29,7 +29,6 @@ OF_RECIPES, LOOPS = PYTHON[:3], PYTHON[3:]
 """The blocks over recipes and run folders, which follow from one another, and the loops."""
 RESULTS = ROOT / "docs" / "results.md"
 SOURCES = ("bytes_to_loss", "frontier")
-SCRIPT = (ROOT / "src/adloco/lab/authors/keys.md").read_text()
 
 
 CHECKED = {
@@ -217,7 +216,8 @@ def test_the_files_and_rooms_that_pages_name_exist() -> None:
 
 @DESCRIBES_LAB
 def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
-    ours = [line.split("|")[3] for line in SCRIPT.splitlines() if line.startswith("| `")]
+    table = (ROOT / "src/adloco/lab/authors/keys.md").read_text().splitlines()
+    ours = [line.split("|")[3] for line in table if line.startswith("| `")]
     named = {key for cell in ours for key in re.findall(r"`([a-z_]+\.[a-z_]+)", cell)}
     assert len(named) > 40
     assert named <= {*setting_facts()}, named - {*setting_facts()}

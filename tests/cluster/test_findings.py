@@ -75,7 +75,10 @@ def test_other_versions(key: str, level: str) -> None:
 def test_devices() -> None:
     few = replace(OTHER, ranks_here=4)
     check(
-        findings.devices([FACTS, few]), "problem", "node1 has 2 GPUs for 4 ranks; start at most 2"
+        findings.devices([FACTS, few]),
+        "warning",
+        "node1 has 2 GPUs for 4 ranks; islands of one rank share them",
+        "start at most 2",
     )
     check(findings.devices([FACTS, replace(OTHER, device="A100")]), "warning", "A100, H100")
     check(findings.devices([FACTS, replace(OTHER, device="cpu", gpus=0)]), "problem", "hide")

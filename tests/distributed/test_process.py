@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from adloco.distributed.device import ranks_of_gpu
+from adloco.distributed.launch.launcher import group_backend
 from adloco.distributed.placement import placement
 from adloco.distributed.placement.placement import OneProcess
 
@@ -112,3 +115,17 @@ def test_how_many_workers_run_at_once(
     on_it.device = torch.device(device)
     on_it.map(abs, [1, 2], nothing, together=together)
     assert called == [expected]
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_gloo_joins_the_ranks_beside_nccl(gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: gpus)
+    assert group_backend() == ("cpu:gloo,cuda:nccl" if gpus else "gloo")
+
+
+def test_ranks_that_share_a_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for ranks, shared in (("1", 1), ("2", 1), ("3", 2), ("4", 2)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert ranks_of_gpu() == shared

@@ -8,7 +8,7 @@ from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import make_plan
 from adloco.plan.gap_law import gap, times_tokens
-from adloco.plan.prediction import Prediction, Workload, predict
+from adloco.plan.prediction import Prediction, Workload, predict, with_spread
 from adloco.plan.short_runs import method_of
 from adloco.plan.target import Target, nearest_method, tokens_target
 
@@ -123,7 +123,9 @@ def test_equal_progress() -> None:
     low, high = target.interval(diloco, 16)
     assert 1500 < low < target.tokens(diloco, 16) < high
     assert target.interval(ddp, 8) is None
-    parallel, local = (predict(found[at], WORKLOAD, cluster, target) for at in (0, -1))
+    parallel, local = (
+        with_spread(predict(found[at], WORKLOAD, cluster, target), target) for at in (0, -1)
+    )
     between = target.interval(diloco, local.batch)
     assert local.spread and between
     assert [times * local.tokens for times in local.spread] == pytest.approx(between)

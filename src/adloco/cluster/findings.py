@@ -60,16 +60,16 @@ def versions(facts: Sequence[RankFacts]) -> Finding:
 
 
 def devices(facts: Sequence[RankFacts]) -> Finding:
-    """GPUs for all ranks, and all of one kind."""
+    """GPUs for all ranks, and all of one kind. Only islands of one rank may share one."""
     kinds = sorted({each.device for each in facts})
     few = next((each for each in facts if 0 < each.gpus < each.ranks_here), None)
     text = f"{len(facts)} {'ranks' if len(facts) > 1 else 'rank'} on {', '.join(kinds)}"
     if few:
         text = (
-            f"{few.host} has {few.gpus} GPUs for {few.ranks_here} ranks; start at most "
-            f"{few.gpus} there, or use --run.device cpu"
+            f"{few.host} has {few.gpus} GPUs for {few.ranks_here} ranks; islands of one rank share "
+            f"them, and larger ones cannot: start at most {few.gpus} there, or use --run.device cpu"
         )
-        return Finding("devices", "problem", text)
+        return Finding("devices", "warning", text)
     if len(kinds) > 1 and "cpu" in kinds:
         advice = "hide the GPUs, or start ranks only where there is one"
         return Finding("devices", "problem", f"{text}; {advice}")

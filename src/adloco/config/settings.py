@@ -55,8 +55,9 @@ class RunSettings:
     """
     deterministic: bool = setting(False, resume="free")
     """Repeat each bit of a run on a GPU, also after it was resumed. Without it, the backward pass
-    of attention over long contexts adds in no fixed order there. It can cost a quarter of the speed
-    (30 million parameters, an H200). On a CPU all runs are repeated.
+    of attention over long contexts adds in no fixed order there. An operation of a model that has
+    no such order is an error. It can cost a quarter of the speed (30 million parameters, an H200).
+    On a CPU all runs are repeated.
     """
     on_nonfinite: OnNonFinite = setting("stop", resume="recorded")
     """Action when the numbers of a worker are not finite. stop: end the run with an error, with the
@@ -96,7 +97,7 @@ class RunSettings:
     the remaining ranks take over its workers and resume from the newest checkpoint, with the same
     numbers as if nothing had happened, and take back a rank that returns; drop: they resume from
     there without its workers (method.dropped). Neither starts another rank: adloco train --restart
-    does. Only on CPUs; on GPUs the run ends.
+    does. With islands of several GPUs the run ends.
     """
     copy_every: int = setting(0, resume="free")
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island

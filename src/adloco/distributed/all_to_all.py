@@ -54,9 +54,10 @@ def start_all_to_all(
     arrivals: list[Pending] = []
     if is_staged(sent[me], group):
         # The same tensor may be sent to several ranks.
-        copies = {id(tensor): pinned_copy(tensor) for at, tensor in enumerate(sent) if at != me}
+        different = {id(tensor): tensor for at, tensor in enumerate(sent) if at != me}
+        copies = {key: pinned_copy(tensor) for key, tensor in different.items()}
         sent = [copies.get(id(tensor), tensor) for tensor in sent]
-        hosts = [_pinned_like(tensor) for tensor in received]
+        hosts = [tensor if at == me else _pinned_like(tensor) for at, tensor in enumerate(received)]
         arrivals = [
             _Arrival(*pair) for at, pair in enumerate(zip(received, hosts, strict=True)) if at != me
         ]

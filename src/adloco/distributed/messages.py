@@ -60,7 +60,7 @@ def _give(state: Any, transfer: Callable[[Tensor], Any]) -> None:
     transfer(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device))
     for tensor in tensors.values():
         if tensor.numel():
-            transfer(_bytes(tensor.detach().to(device)))
+            transfer(as_bytes(tensor.detach().to(device)))
 
 
 def _take(transfer: Callable[[Tensor], Any]) -> Any:
@@ -75,12 +75,12 @@ def _take(transfer: Callable[[Tensor], Any]) -> Any:
     for path, dtype, shape in shapes:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         if tensor.numel():
-            transfer(_bytes(tensor))
+            transfer(as_bytes(tensor))
         tensors[path] = tensor.cpu()
     return join_state(plain, tensors)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a tensor, as a row of bytes."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 

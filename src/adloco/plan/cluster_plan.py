@@ -11,7 +11,7 @@ from adloco.plan.advice import by_method, choose, find_crossing, reasons_for
 from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
 from adloco.plan.fitted_link import FittedLinks
-from adloco.plan.prediction import Prediction, Workload, predict
+from adloco.plan.prediction import Prediction, Workload, predict, with_spread
 from adloco.plan.target import Target
 
 BANDWIDTHS = tuple(10 ** (6 + step / 4) for step in range(21))
@@ -69,7 +69,8 @@ def make_plan(
     def on_bandwidth(bits_per_second: float) -> list[Prediction]:
         return predicted(replace(cluster, bandwidth=f"{bits_per_second / 1e3:.6f}kbit"))
 
-    predictions = _that_fit(predicted(cluster), workload, cluster)
+    fitting = _that_fit(predicted(cluster), workload, cluster)
+    predictions = [with_spread(one, target) for one in fitting]
     found = [one.candidate for one in predictions]
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     chosen = choose(predictions)
@@ -83,9 +84,10 @@ def make_plan(
         reasons.insert(0, _without_noise_scale(condition))
     if chosen.spread:
         least, most = chosen.spread
+        upper = f"{most:.3g}" if math.isfinite(most) else "any number of"
         reasons.append(
-            f"It could take {least:.3g} to {most:.3g} times its {chosen.tokens:.3g} tokens, and so "
-            "of its time, bytes and price: 90% of the laws that fit the runs lie between."
+            f"It could take {least:.3g} to {upper} times its {chosen.tokens:.3g} tokens, and so of "
+            "its time, bytes and price: 90% of the laws that fit the runs lie between."
         )
     return Plan(
         cluster=cluster,

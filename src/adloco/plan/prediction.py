@@ -61,9 +61,10 @@ class Prediction:
     activations."""
     price: float
     """Price of all islands until then."""
-    spread: tuple[float, float] | None
+    spread: tuple[float, float] | None = None
     """Times its tokens, least and most, that 90% of the laws of the target have; steps, syncs,
-    bytes, seconds and price follow the tokens. None if the target knows no interval."""
+    bytes, seconds and price follow the tokens, but for what a merge sends. None if it is not known.
+    """
 
     @property
     def reachable(self) -> bool:
@@ -96,7 +97,6 @@ def predict(
     workers, trainers = _workers(recipe, cluster)
     batch = _batch(candidate, workload, workers)
     tokens = target.tokens(recipe, batch)
-    between = target.interval(recipe, batch) if target.interval else None
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
     link = measured.link_of(candidate, workload.parameters, workers) if measured else None
@@ -127,10 +127,16 @@ def predict(
         memory_bytes=_memory(recipe, workload, workers),
         loss=target.loss(recipe, batch, tokens) if target.loss else None,
         price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
-        spread=(between[0] / tokens, between[1] / tokens)
-        if between and math.isfinite(tokens)
-        else None,
     )
+
+
+def with_spread(found: Prediction, target: Target) -> Prediction:
+    """The prediction with its `spread`, which takes longer than all the rest."""
+    recipe, tokens = found.candidate.recipe, found.tokens
+    between = target.interval(recipe, found.batch) if target.interval else None
+    if not between or not math.isfinite(tokens):
+        return found
+    return replace(found, spread=(between[0] / tokens, between[1] / tokens))
 
 
 def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:

@@ -155,9 +155,10 @@ def range_text(one: Prediction) -> str:
     """How far the tokens of a prediction may be from what it says, in percent."""
     if not one.spread:
         return "-"
-    return " to ".join(
-        f"{times - 1:+.0%}" if times < 10 else f"x{times:.3g}" for times in one.spread
-    )
+    least, most = one.spread
+    if not math.isfinite(most):
+        return f"{least - 1:+.0%} to no limit"
+    return f"{least - 1:+.0%} to " + (f"{most - 1:+.0%}" if most < 10 else f"x{most:.3g}")
 
 
 def _columns(plan: Plan) -> dict[str, Callable[[Prediction], str]]:

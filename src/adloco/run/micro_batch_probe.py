@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adloco.distributed.device import ranks_of_gpu
 from adloco.errors import OutOfMemoryError, require
 from adloco.models.source import num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
@@ -108,7 +109,7 @@ def _free_bytes(gib: float, device: torch.device) -> int:
         "process may take; set it, as in --memory.gib 4 (recipe section [memory])",
     )
     return (
-        torch.cuda.mem_get_info(device)[0]
+        torch.cuda.mem_get_info(device)[0] // ranks_of_gpu()
         + torch.cuda.memory_reserved(device)
         - torch.cuda.memory_allocated(device)
     )

@@ -90,8 +90,8 @@ def process_group(
     wait_for_members(quorum, late_seconds if quorum.number else max(late_seconds, START_SECONDS))
     try:
         with shared_failures(quorum, watch):
-            # By default torch uses gloo for tensors on the CPU and NCCL for those on GPUs.
             dist.init_process_group(
+                group_backend(),
                 store=quorum.keys(connect()),
                 rank=quorum.rank,
                 world_size=len(quorum.members),
@@ -105,6 +105,16 @@ def process_group(
         # torch counts the groups that it could not make, and ranks with other counts do not meet.
         distributed_c10d._world.group_count = 0
         del kept_store
+
+
+def group_backend() -> str:
+    """What joins the ranks, for `torch.distributed.init_process_group`.
+
+    With GPUs gloo must be named: torch then takes NCCL alone, which cannot send from the CPU.
+    """
+    return (
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    )
 
 
 def place(

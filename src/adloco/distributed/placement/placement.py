@@ -23,6 +23,7 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands, gathered
 from adloco.distributed.messages import (
     all_states,
+    as_bytes,
     broadcast_state,
     message_device,
     receive_state,
@@ -267,7 +268,7 @@ class Placement:
         )
         for tensor in tensors.values():
             sent = tensor.to(message_device()).contiguous()
-            dist.broadcast(sent, 0)
+            dist.broadcast(as_bytes(sent), 0)  # gloo does not know every type.
             tensor.copy_(sent)
 
     def all_values(self, value: Item) -> list[Item]:
