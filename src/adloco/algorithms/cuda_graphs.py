@@ -119,9 +119,9 @@ class CapturedPasses:
         if self._refused:
             return compute(to_device(batch, self._device), share)
         # What the step has of gradients so far, if anything, goes where graphs add to.
-        dropped = [gradient for each, gradient in self._gradients.items() if each.grad is None]
-        if dropped:
-            torch._foreach_zero_(dropped)
+        unset = [gradient for each, gradient in self._gradients.items() if each.grad is None]
+        if unset:
+            torch._foreach_zero_(unset)
         for parameter, gradient in self._gradients.items():
             if parameter.grad is not None and parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
