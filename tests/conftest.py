@@ -153,10 +153,10 @@ def small_flags(corpus: Path, folder: Path) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores for `-n auto`, because many tests wait for ranks and other
+    """Two processes more than cores for `-n auto`, because many tests wait for ranks and other
     processes that they have started.
     """
-    return min(8, (os.cpu_count() or 1) + 1)
+    return min(8, (os.cpu_count() or 1) + 2)
 
 
 def pytest_configure(config: pytest.Config) -> None:
