@@ -352,6 +352,17 @@ def power_law(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np
     return found
 
 
+def said(constants: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The gaps of a law at these places."""
+    found: np.ndarray = np.exp(np.column_stack([np.ones(len(places)), np.log(places)]) @ constants)
+    return found
+
+
+def of_several(found: Sequence[Gap]) -> list[Gap]:
+    """The gaps of at least two workers, which alone the law is of."""
+    return [gap for gap in found if gap.place[2] > 1]
+
+
 def data_of(used: Sequence[Gap]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places, gaps and weights, which are 1 / variance: of seeds, and of what a law leaves out."""
     values = np.array([gap.relative for gap in used])
@@ -366,7 +377,7 @@ def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarra
     Raises:
         ValueError: There are too few gaps.
     """
-    used = [gap for gap in found if gap.place[2] > 1]
+    used = of_several(found)
     places, values, weights = data_of(used)
     varied = [len(set(column)) > 1 for column in places.T] if used else []
     require(
@@ -378,6 +389,17 @@ def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarra
     chosen = [draws.integers(len(used), size=len(used)) for _ in range(repeats)]
     again = [power_law(places[each], values[each], weights[each]) for each in chosen]
     return power_law(places, values, weights), np.array(again)
+
+
+def held_out(found: Sequence[Gap]) -> list[list[str]]:
+    """For each size the mean of its gaps, and what a law of the other sizes says."""
+    cells, used = [], of_several(found)
+    for size in sorted({gap.place[0] for gap in used}):
+        others = power_law(*data_of([gap for gap in used if gap.place[0] != size]))
+        places, values, _ = data_of([gap for gap in used if gap.place[0] == size])
+        means = [f"{100 * each.mean():.1f}" for each in (values, said(others, places))]
+        cells.append([f"{size / 1e6:.2f}M", str(len(values)), *means])
+    return cells
 
 
 def told_law(found: Sequence[Gap]) -> str:
@@ -395,14 +417,6 @@ def told_law(found: Sequence[Gap]) -> str:
         size, ratio, workers, syncs = place
         cells = [f"{size / 1e6:g}M", f"{ratio}", f"{workers}", f"{syncs:,.0f}"]
         rows.append([*cells, f"{math.exp(best @ logs):.2%}", f"{low:.2%} to {high:.2%}"])
-    held_out = []
-    used = [gap for gap in found if gap.place[2] > 1]
-    for size in sorted({gap.place[0] for gap in used}):
-        others = power_law(*data_of([gap for gap in used if gap.place[0] != size]))
-        places, values, _ = data_of([gap for gap in used if gap.place[0] == size])
-        guesses = np.exp(np.column_stack([np.ones(len(places)), np.log(places)]) @ others)
-        gaps_of = [f"{100 * each:.1f}" for each in (values.mean(), guesses.mean())]
-        held_out.append([f"{size / 1e6:.2f}M", str(len(values)), *gaps_of])
     constants = ", ".join(f"{each:.4f}" for each in best)
     covariance = ",\n".join(
         "    (" + ", ".join(f"{each:.5f}" for each in row) + ")" for row in np.cov(drawn.T)
@@ -411,7 +425,7 @@ def told_law(found: Sequence[Gap]) -> str:
         [
             table(["gap grows with", "to the power", "95%"], exponents),
             table([*NAMES, "gap", "95%"], rows),
-            table(["size left out", "gaps", "mean (%)", "law of the others (%)"], held_out),
+            table(["size left out", "gaps", "mean (%)", "law of the others (%)"], held_out(found)),
             f"src/adloco/plan/gap_law.py:\nCONSTANTS = ({constants})\n"
             f"COVARIANCE = (\n{covariance},\n)",
         ]
@@ -422,17 +436,13 @@ def picture(found: Sequence[Gap], file: Path) -> None:
     """Draw the gaps over the syncs, and over what the law says."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     by_syncs, by_law = figure.subplots(1, 2, sharey=True)
-    used = [gap for gap in found if gap.place[2] > 1]
+    used = of_several(found)
     best, _ = law(found)
-
-    def fitted(places: np.ndarray) -> np.ndarray:
-        return 100 * np.exp(np.column_stack([np.ones(len(places)), np.log(places)]) @ best)
-
     colours = {2: "C0", 4: "C1", 8: "C2"}
     markers = dict(zip(sorted({gap.place[0] for gap in used}), "osD^v", strict=False))
     for gap in used:
         size, _, workers, syncs = gap.place
-        for axes, x in ((by_syncs, syncs), (by_law, fitted(np.array([gap.place]))[0])):
+        for axes, x in ((by_syncs, syncs), (by_law, 100 * said(best, np.array([gap.place]))[0])):
             axes.errorbar(
                 x,
                 100 * gap.relative,
@@ -445,7 +455,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
     syncs = np.geomspace(6, 1200, 50)
     for workers, colour in colours.items():
         places = np.column_stack([np.full((50, 3), (SMALLEST, 20, workers)), syncs])
-        by_syncs.plot(syncs, fitted(places), color=colour, linewidth=1, label=f"K = {workers}")
+        by_syncs.plot(syncs, 100 * said(best, places), color=colour, label=f"K = {workers}")
     for size, marker in markers.items():
         label = f"{size / 1e6:.2f}M parameters"
         by_law.plot([], [], color="gray", marker=marker, linestyle="", label=label)
