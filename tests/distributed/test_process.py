@@ -4,14 +4,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from adloco.distributed.device import ranks_of_gpu
-from adloco.distributed.launch.launcher import group_backend
+from adloco.distributed.launch.launcher import abort_nccl, group_backend
 from adloco.distributed.placement import placement
 from adloco.distributed.placement.placement import OneProcess
 
@@ -122,6 +124,39 @@ def test_gloo_joins_the_ranks_beside_nccl(gpus: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: gpus)
     assert group_backend() == ("cpu:gloo,cuda:nccl" if gpus else "gloo")
+
+
+def test_what_nccl_does_is_ended_in_all_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    class Backend:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def _group_start(self) -> None:
+            called.append("start")
+
+        def abort(self) -> None:
+            called.append(self.name)
+
+        def _group_end(self) -> None:
+            called.append("end")
+
+    class Group:
+        def __init__(self, backend: Backend | None) -> None:
+            self.backend = backend
+
+        def _get_backend(self, device: torch.device) -> Backend:
+            if self.backend is None:
+                raise RuntimeError(f"No backend type associated with device type {device.type}")
+            return self.backend
+
+    groups = [Group(Backend("all")), Group(None), Group(Backend("island"))]
+    for found, expected in ((groups[1:2], []), (groups, ["start", "all", "island", "end"])):
+        world = SimpleNamespace(pg_map=dict.fromkeys(found))
+        monkeypatch.setattr(distributed_c10d, "_world", world)
+        abort_nccl()
+        assert called == expected
 
 
 def test_ranks_that_share_a_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,12 @@ def listens(port: int) -> bool:
         (3, [signal.SIGTERM], ["--run.copy_every", "2"]),
         (3, [signal.SIGKILL, signal.SIGKILL], ["--restart"]),
         (4, [signal.SIGKILL], ["--restart", "--placement.shard_size", "2"]),
+        pytest.param(
+            4,
+            [signal.SIGKILL],
+            ["--restart", "--placement.shard_size", "2", "--run.device", "cuda"],
+            marks=pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs"),
+        ),
     ],
 )
 def test_failed_ranks_return(

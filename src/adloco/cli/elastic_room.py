@@ -87,10 +87,7 @@ def recovery(recipe: Recipe, replaces: Callable[[], bool] | None) -> "Recovery |
     if settings.on_rank_failure == "stop":
         return None
     from adloco.elastic.machine_launcher import Recovery
-    from adloco.elastic.regroup import recovers
 
-    if not recovers(recipe):
-        return None
     return Recovery(
         silent_seconds=settings.silent_seconds,
         timeout_seconds=settings.timeout_seconds,

@@ -97,7 +97,7 @@ class RunSettings:
     the remaining ranks take over its workers and resume from the newest checkpoint, with the same
     numbers as if nothing had happened, and take back a rank that returns; drop: they resume from
     there without its workers (method.dropped). Neither starts another rank: adloco train --restart
-    does. With islands of several GPUs the run ends.
+    does.
     """
     copy_every: int = setting(0, resume="free")
     """Rounds from one copy of the run's state in memory to the next; 0: none are made. Each island

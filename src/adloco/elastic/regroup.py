@@ -25,19 +25,9 @@ from adloco.elastic.meeting import (
 )
 from adloco.elastic.store import end_all, leave
 from adloco.errors import RankFailureError
-from adloco.run.environment import choose_device
 from adloco.run.starts import Kind
 from adloco.run.stored import resumed_recipe
 from adloco.run.training_run import TrainingRun
-
-
-def recovers(recipe: Recipe) -> bool:
-    """True if ranks of a run with this recipe recover when one fails."""
-    # Islands are joined by gloo. The GPUs of one are joined by NCCL, which cannot be left like it.
-    placement = recipe.placement
-    by_gloo = placement.shard_size == placement.replica_size == 1
-    by_gloo = by_gloo or choose_device(recipe.run.device).type == "cpu"
-    return by_gloo and recipe.run.on_rank_failure != "stop"
 
 
 class Regrouping:
@@ -55,7 +45,7 @@ class Regrouping:
         """
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
-        self.recovers = recovers(recipe) and store_outlives_ranks()
+        self.recovers = recipe.run.on_rank_failure != "stop" and store_outlives_ranks()
         self.folder: Path | None = None
         """The folder of the run to resume; None until it has begun."""
         self._settings = recipe.run

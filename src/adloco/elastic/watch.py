@@ -5,8 +5,8 @@ others, and reads what launchers and others say of failures. A rank that is slow
 counts; one that is stopped, or whose machine or link is down, does not. Looks are counted, not
 seconds, so that a rank that was stopped itself and continues blames nobody.
 
-What the thread then does, `membership.TABLE` says. If the members are to meet, it cuts this rank's
-connections, so that its main thread waits for nobody, and gives signs of life until that has left
+What the thread then does, `membership.TABLE` says. If the members are to meet, it ends what NCCL does
+on this rank's GPU and cuts its connections, so that its main thread waits for nobody, and gives signs of life until that has left
 the group. If it still waits after timeout_seconds, the process is ended as one that was killed.
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adloco.distributed.launch.failures import Explain, Notes, cut_off, is_late
+from adloco.distributed.launch.launcher import abort_nccl
 from adloco.distributed.launch.rank_store import meeting_point
 from adloco.elastic.connections import cut_connections, open_sockets
 from adloco.elastic.membership import TABLE, Action, Seen, State
@@ -107,6 +108,7 @@ class _Thread(threading.Thread):
             seen = Seen.REPORTED if of_rank else Seen.ERROR
             if TABLE[State.TRAINING, seen].action is Action.MEET and self._watch.recover:
                 self._watch.recover()
+                abort_nccl()
                 cut_connections(self._kept)
                 self._wait_for_main_thread()
             else:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,6 +83,8 @@ def process_group(
     quorum = quorum or Quorum.of_all()
     check_restarts()
     timeout = longest_wait(timeout_seconds)
+    # By default NCCL ends the process where it finds that another one is gone.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
 
@@ -115,6 +118,31 @@ def group_backend() -> str:
     return (
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     )
+
+
+def abort_nccl() -> None:
+    """End what NCCL does in the groups of this process, so that its GPU waits for no other one.
+
+    Called from another thread than the one that waits. What the kernels in flight leave is
+    worthless, and the next collective of these groups raises. Does nothing without NCCL.
+    """
+    found = [_nccl(group) for group in [*distributed_c10d._world.pg_map]]
+    backends = [backend for backend in found if backend is not None]
+    if not backends:
+        return
+    # As one, like torch's own: one after another, they may wait for each other.
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+def _nccl(group: dist.ProcessGroup) -> Any:
+    """What joins a group's GPUs; None if nothing does."""
+    try:
+        return group._get_backend(torch.device("cuda"))
+    except RuntimeError:
+        return None
 
 
 def place(
