@@ -206,3 +206,25 @@ def test_a_ceiling_of_the_bandwidth() -> None:
     assert found.held_out_steps is not None and found.held_out_steps.worst < 0.01
     new = Row(group=GROUP, sync_every=16, bits_per_second=1e10)
     assert found.constants.utilisation(new) == pytest.approx(utilisation(16, 1e10), rel=0.05)
+
+
+@pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
+@pytest.mark.parametrize("hidden", [0.25, 1.0])
+def test_transfers_that_steps_hide(hidden: float, measure: Measure) -> None:
+    """A larger H hides more of them: 6 Gbit take 3.2 of 6 s on 1 Gbit/s behind a quarter of 28
+    steps.
+    """
+
+    def seconds(steps: float, bits: float) -> float:
+        return 0.4 * steps + 0.2 + max(0.0, 6e9 / bits - hidden * 0.4 * steps)
+
+    by_ratio = measure == "compute_utilisation"
+    exact = grid(lambda steps, bits: (0.4 * steps if by_ratio else 1) / seconds(steps, bits))
+    if not by_ratio:
+        exact = {key: 1 / value for key, value in exact.items()}
+    found = calibrate(rows(measure, exact))[GROUP]
+    assert found.constants.hidden == hidden
+    assert found.held_out_steps and found.held_out_steps.worst < 1e-6
+    assert found.held_out_bandwidths and found.held_out_bandwidths.worst < 1e-6
+    row = Row(group=GROUP, sync_every=28, bits_per_second=1e9)
+    assert found.constants.utilisation(row) == pytest.approx(11.2 / seconds(28, 1e9))

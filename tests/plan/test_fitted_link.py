@@ -85,6 +85,27 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
     assert found.round.total == pytest.approx(0.55 * 36 + 0.2 * 6 + 2.4, rel=1e-3)
 
 
+@pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
+def test_a_plan_hides_what_was_hidden(measure: Measure) -> None:
+    """72 Mbit run beside half of the steps of 0.5 s; int4 sends so few that H = 4 hides all."""
+
+    def seconds(every: float, bits: float) -> float:
+        return 0.5 * every + 0.3 + max(0.0, 72e6 / bits - 0.25 * every)
+
+    def value(every: float, bits: float) -> float:
+        return (
+            seconds(every, bits)
+            if measure == "round_seconds"
+            else 0.5 * every / seconds(every, bits)
+        )
+
+    measured = rows("diloco", value, (1, 2, 5, 20, 100), measure)
+    for every in (4, 50):
+        found = planned(measured, "diloco", every, "fp32", on(40e6)).round.total
+        assert found == pytest.approx(seconds(every, 40e6)), every
+    assert planned(measured, "diloco", 4, "int4", on(40e6)).round.total == pytest.approx(2.3)
+
+
 def test_rows_in_a_wire_format_are_taken_for_it() -> None:
     int4 = rows("diloco-int4", lambda h, b: 0.5 * h + 7e6 / b, (5, 20, 100), "round_seconds")
     fp32 = rows("diloco-fp32", lambda h, b: 0.5 * h + 50e6 / b, (5, 20, 100), "round_seconds")

@@ -30,6 +30,8 @@ def show_calibration(arguments: "Plan", measured: Path) -> int:
         unit = "s" if found.constants.measure == "round_seconds" else "steps"
         terms = {name: value for name, value in found.constants.terms.items() if value}
         said = [f"{name} {value:.4g}" for name, value in terms.items()]
+        if found.constants.hidden:
+            said.append(f"transfers hidden behind {found.constants.hidden:.0%} of the steps")
         if math.isfinite(found.constants.ceiling):
             said.append(f"no faster from {found.constants.ceiling / 1e6:.4g} Mbit/s on")
         console.print(f"  constants ({unit}): {', '.join(said) or 'none'}", soft_wrap=True)

@@ -5,9 +5,10 @@ others, and reads what launchers and others say of failures. A rank that is slow
 counts; one that is stopped, or whose machine or link is down, does not. Looks are counted, not
 seconds, so that a rank that was stopped itself and continues blames nobody.
 
-What the thread then does, `membership.TABLE` says. If the members are to meet, it ends what NCCL does
-on this rank's GPU and cuts its connections, so that its main thread waits for nobody, and gives signs of life until that has left
-the group. If it still waits after timeout_seconds, the process is ended as one that was killed.
+What the thread then does, `membership.TABLE` says. If the members are to meet, it ends what NCCL
+does on this rank's GPU and cuts its connections, so that its main thread waits for nobody, and
+gives signs of life until that has left the group. If it still waits after timeout_seconds, the
+process is ended as one that was killed.
 """
 
 import os

@@ -9,45 +9,53 @@ or a ceiling from which on transfers get no faster. `latency` is paid for each s
 stands for transfers that profit less and less from a faster link, as TCP streams do. Workers wait
 for the slowest of them: the sum of H independent times deviates by sqrt(H). `overhead` is time of
 each step that is not computation. All bytes cross the link, so `inefficiency` comes beside `volume`
-only; and two bandwidths cannot tell the two apart, so it takes three.
+only; and two bandwidths cannot tell the two apart, so it takes three. Transfers may be hidden
+behind a part of the round's steps, and take time only from there on.
 
 A round's utilisation is H step over its time. From utilisations alone the constants are known in
 units of `step`; from seconds alone `overhead` cannot be told from `step` and counts as that.
 
 Each group of rows takes those terms that predict best what they were not fitted to: every value of
-H, and every bandwidth, is left out once. Then it takes the ceiling that predicts best, if that is
-clearly better than none.
+H, and every bandwidth, is left out once. Then it takes the part of the steps that hides transfers,
+and the ceiling, that predict best, if that is clearly better than none.
 """
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from adloco.errors import require
 from adloco.plan.measured_rows import Group, Measure, Row, Rows
 
-TERMS: Mapping[str, Callable[[float, float], float]] = {
-    "latency": lambda steps, bits: 1.0,
+TERMS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "latency": lambda steps, bits: np.ones_like(steps),
     "volume": lambda steps, bits: 1 / bits,
-    "inefficiency": lambda steps, bits: 1 / math.sqrt(bits),
-    "stragglers": lambda steps, bits: math.sqrt(steps),
+    "inefficiency": lambda steps, bits: 1 / np.sqrt(bits),
+    "stragglers": lambda steps, bits: np.sqrt(steps),
     "overhead": lambda steps, bits: steps,
 }
-"""Name of a term -> its factor, from H and the bandwidth in bits/s."""
+"""Name of a term -> its factor for each row, from H and the bandwidth in bits/s."""
+TRANSFERS = ("volume", "inefficiency")
+"""Terms that steps can hide."""
 CLEARLY = 0.8
-"""A ceiling is taken if it lowers the root mean square of errors to this part of it, or less."""
+"""What hides transfers, or a ceiling, is taken if it lowers the root mean square of errors to this
+part of it, or less."""
 CEILINGS = 4
 """Ceilings that are tried from each measured bandwidth to the next."""
+PARTS = 8
+"""Parts of the steps, from 1 / PARTS to 1, that are tried as those that hide transfers."""
+GUESSES = 10
+"""Times that a fit corrects which transfers are late."""
 LEAST_ROWS = 3
 """Rows of a group: fewer say nothing about rows that were not measured."""
 
 
-STEPS, BANDWIDTH = operator.attrgetter("sync_every"), operator.attrgetter("bits_per_second")
-"""Values that a fit leaves out, one after another."""
+STEPS, BANDWIDTH = 0, 1
+"""Rows of a table (H, bandwidth, measured value; a column for each row of the file) whose values a
+fit leaves out, one after another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,42 +63,68 @@ class Constants:
     """The fitted constants of a group."""
 
     measure: Measure
-    terms: Mapping[str, float]
+    terms: Mapping[str, float] = field(default_factory=dict)
     """Constants >= 0 by name. From utilisations: in units of a step's computation; from seconds: in
     seconds, with `overhead` as the time of a step.
     """
     ceiling: float = math.inf
     """Bandwidth in bits/s from which on transfers get no faster."""
+    hidden: float = 0.0
+    """Part of a round's steps during which its transfers take no time of their own."""
 
-    @staticmethod
-    def unfitted(measure: Measure, names: Iterable[str], ceiling: float = math.inf) -> "Constants":
-        """These terms, with constants of 0."""
-        return Constants(measure=measure, terms=dict.fromkeys(names, 0.0), ceiling=ceiling)
+    def of(self, names: Iterable[str]) -> "Constants":
+        """The same with these terms, not fitted yet."""
+        return replace(self, terms=dict.fromkeys(names, 0.0))
 
-    def factors(self, row: Row) -> list[float]:
-        """Factors of the constants in the time of a row."""
-        bits = min(row.bits_per_second, self.ceiling)
-        return [TERMS[name](row.sync_every, bits) for name in self.terms]
+    def factors(self, steps: np.ndarray, bits: np.ndarray, late: np.ndarray) -> np.ndarray:
+        """Factors of the constants in the times of rounds, of shape (terms, rows).
+
+        Args:
+            steps: H of each row.
+            bits: Bandwidth of each.
+            late: True for each whose transfers end after the steps that hide them.
+        """
+        factors = {n: TERMS[n](steps, np.minimum(bits, self.ceiling)) for n in self.terms}
+        for name in TRANSFERS:
+            if name in factors:
+                factors[name] = factors[name] * late
+        if "overhead" in factors:
+            factors["overhead"] = factors["overhead"] * (1 - self.hidden * late)
+        return np.array([*factors.values()]).reshape(len(factors), len(steps))
+
+    def hiding(self, steps: np.ndarray) -> np.ndarray:
+        """Computation that hides late transfers, in units of a step; 0 where it has a constant."""
+        return steps * (self.hidden if self.measure == "compute_utilisation" else 0.0)
+
+    def times(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
+        """Times of rounds whose transfers are not late, and are: of shape (2, rows). The larger is
+        right. From utilisations, without computation.
+        """
+        constants = np.array([*self.terms.values()])
+        flags = (np.zeros_like(steps), np.ones_like(steps))
+        return np.array(
+            [
+                constants @ self.factors(steps, bits, late) - late * self.hiding(steps)
+                for late in flags
+            ]
+        )
+
+    def values(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
+        """The measure of rows, predicted."""
+        times = self.times(steps, bits).max(axis=0)
+        by_ratio = self.measure == "compute_utilisation"
+        values: np.ndarray = steps / (steps + times) if by_ratio else times
+        return values
+
+    def value(self, row: Row) -> float:
+        """The measure of a row, predicted."""
+        return float(self.values(np.array([row.sync_every]), np.array([row.bits_per_second]))[0])
 
     def utilisation(self, row: Row) -> float:
         """Compute seconds over all seconds of a round."""
         if self.measure == "compute_utilisation":
-            return row.sync_every / (row.sync_every + self._time(row))
-        return self.terms.get("overhead", 0.0) * row.sync_every / self._time(row)
-
-    def value(self, row: Row) -> float:
-        """The measure of a row, predicted."""
-        by_ratio = self.measure == "compute_utilisation"
-        return self.utilisation(row) if by_ratio else self._time(row)
-
-    def error(self, row: Row) -> float:
-        """Relative error of what is predicted for a measured row."""
-        assert row.value is not None
-        return abs(self.value(row) / row.value - 1)
-
-    def _time(self, row: Row) -> float:
-        pairs = zip(self.terms.values(), self.factors(row), strict=True)
-        return sum(constant * factor for constant, factor in pairs)
+            return self.value(row)
+        return self.terms.get("overhead", 0.0) * row.sync_every / self.value(row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +136,13 @@ class Errors:
     count: int
 
     @staticmethod
-    def of(errors: Sequence[float]) -> "Errors | None":
+    def of(errors: Sequence[float] | np.ndarray) -> "Errors | None":
         """The median and the worst of these; None if there are none."""
-        if not errors:
+        if len(errors) == 0:
             return None
-        return Errors(median=float(np.median(errors)), worst=max(errors), count=len(errors))
+        return Errors(
+            median=float(np.median(errors)), worst=float(np.max(errors)), count=len(errors)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,97 +200,129 @@ def describe(group: Group) -> str:
 
 
 def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
-    by_ratio = measure == "compute_utilisation"
-    names, always = ([*TERMS], ()) if by_ratio else ([*TERMS][:-1], ("overhead",))
-    forms = [
-        Constants.unfitted(measure, (*always, *chosen))
-        for number in range(0 if always else 1, len(names) + 1)
-        for chosen in itertools.combinations(names, number)
-        if _can_tell(rows, chosen)
-    ]
-    # Fewer terms come first, and win if more do not predict better.
-    best = min(forms, key=lambda form: round(_held_out_error(rows, form), 9))
-    form = _with_ceiling(rows, best)
-    constants = _fit(rows, form)
-    fitted = Errors.of([constants.error(row) for row in rows])
+    table = np.array([(row.sync_every, row.bits_per_second, row.value) for row in rows], float).T
+    form = _refined(table, _best(table, Constants(measure=measure)))
+    constants = _fit(table, form)
+    fitted = Errors.of(_errors(table, constants))
     assert fitted is not None
     return Calibration(
         constants=constants,
         fitted=fitted,
-        held_out_steps=Errors.of(_held_out(rows, form, STEPS)),
-        held_out_bandwidths=Errors.of(_held_out(rows, form, BANDWIDTH)),
+        held_out_steps=Errors.of(_held_out(table, form, STEPS)),
+        held_out_bandwidths=Errors.of(_held_out(table, form, BANDWIDTH)),
     )
 
 
-def _can_tell(rows: Sequence[Row], terms: Collection[str]) -> bool:
+def _best(table: np.ndarray, form: Constants) -> Constants:
+    """The form with those terms that predict best; with volume if something hides it."""
+    by_ratio = form.measure == "compute_utilisation"
+    always = (() if by_ratio else ("overhead",)) + (("volume",) if form.hidden else ())
+    names = [name for name in TERMS if name not in always]
+    forms = [
+        form.of((*always, *chosen))
+        for number in range(0 if always else 1, len(names) + 1)
+        for chosen in itertools.combinations(names, number)
+        if _can_tell(table, (*always, *chosen))
+    ]
+    # Fewer terms come first, and win if more do not predict better.
+    return min(forms, key=lambda form: round(_held_out_error(table, form), 9))
+
+
+def _can_tell(table: np.ndarray, terms: Collection[str]) -> bool:
     """True unless `inefficiency` would be mistaken for `volume`."""
-    bandwidths = len({row.bits_per_second for row in rows})
+    bandwidths = len(np.unique(table[BANDWIDTH]))
     return "inefficiency" not in terms or ("volume" in terms and bandwidths > 2)
 
 
-def _with_ceiling(rows: Sequence[Row], form: Constants) -> Constants:
-    """The terms with the ceiling that predicts clearly better than none; else as they are."""
-    measured = sorted({row.bits_per_second for row in rows})
-    tried = [
-        low * (high / low) ** (part / CEILINGS)
-        for low, high in itertools.pairwise(measured)
+def _refined(table: np.ndarray, form: Constants) -> Constants:
+    """The form with what hides transfers, and the ceiling, that predict clearly better than none;
+    else as it is.
+    """
+    whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
+    parts = [replace(whole, hidden=(1 + part) / PARTS) for part in range(PARTS)]
+    fit_best = min(parts, key=lambda part: _squared(_errors(table, _fit(table, part))))
+    form = _clearly_better(table, form, [_best(table, fit_best)])
+    ceilings = [
+        replace(each, ceiling=low * (high / low) ** (part / CEILINGS))
+        for low, high in itertools.pairwise(np.unique(table[BANDWIDTH]).tolist())
         for part in range(CEILINGS)
+        for each in (form, form.of({**form.terms, "volume": 0.0}))
     ]
-    with_volume = tuple(name for name in TERMS if name in form.terms or name == "volume")
-    errors = {
-        (ceiling, names): _held_out_error(rows, Constants.unfitted(form.measure, names, ceiling))
-        for ceiling in tried
-        for names in (tuple(form.terms), with_volume)
-    }
-    best = min(errors, key=lambda choice: (round(errors[choice], 12), choice), default=None)
-    if best is None or errors[best] > CLEARLY**2 * _held_out_error(rows, form):
+    return _clearly_better(table, form, ceilings)
+
+
+def _clearly_better(table: np.ndarray, form: Constants, others: Sequence[Constants]) -> Constants:
+    """The form among the others that predicts best, if it is clearly better than this one; else
+    this one.
+    """
+    errors = [round(_held_out_error(table, other), 12) for other in others]
+    if not errors or min(errors) > CLEARLY**2 * _held_out_error(table, form):
         return form
-    return Constants.unfitted(form.measure, best[1], best[0])
+    return others[errors.index(min(errors))]
 
 
-def _held_out_error(rows: Sequence[Row], form: Constants) -> float:
+def _held_out_error(table: np.ndarray, form: Constants) -> float:
     """Mean squared relative error for values of H and bandwidths that were left out."""
-    errors = _held_out(rows, form, STEPS) + _held_out(rows, form, BANDWIDTH)
-    if not errors:
-        constants = _fit(rows, form)
-        errors = [constants.error(row) for row in rows]
-    return float(np.mean(np.square(errors)))
+    errors = np.concatenate([_held_out(table, form, column) for column in (STEPS, BANDWIDTH)])
+    return _squared(errors if errors.size else _errors(table, _fit(table, form)))
 
 
-def _held_out(rows: Sequence[Row], form: Constants, key: Callable[[Row], float]) -> list[float]:
-    """Errors for the rows of each key, by a fit to the others; none if all rows have one key."""
-    errors = []
-    for left_out in {key(row) for row in rows}:
-        others = [row for row in rows if key(row) != left_out]
-        if others:
-            constants = _fit(others, form)
-            errors += [constants.error(row) for row in rows if key(row) == left_out]
+def _held_out(table: np.ndarray, form: Constants, column: int) -> np.ndarray:
+    """Errors for the rows of each value of a column, by a fit to the others; none if all rows have
+    one value.
+    """
+    values = np.unique(table[column])
+    left_out = [table[column] == value for value in (values if values.size > 1 else [])]
+    parts = [_errors(table[:, out], _fit(table[:, ~out], form)) for out in left_out]
+    return np.concatenate([*parts, np.zeros(0)])
+
+
+def _errors(table: np.ndarray, constants: Constants) -> np.ndarray:
+    """Relative error of what is predicted for each measured row."""
+    steps, bits, measured = table
+    errors: np.ndarray = np.abs(constants.values(steps, bits) / measured - 1)
     return errors
 
 
-def _fit(rows: Sequence[Row], form: Constants) -> Constants:
+def _squared(errors: np.ndarray) -> float:
+    return float(np.mean(np.square(errors)))
+
+
+def _fit(table: np.ndarray, form: Constants) -> Constants:
     """Least squares of relative errors with constants >= 0.
 
     A utilisation u says that a round takes H / u steps' time, H (1 / u - 1) of it not computation.
     An error of that by d changes u by the part d u / H.
     """
-    steps, measured = np.array([(row.sync_every, row.value) for row in rows], float).T
+    steps, bits, measured = table
     by_ratio = form.measure == "compute_utilisation"
     weights = measured / steps if by_ratio else 1 / measured
     wanted = steps * (1 / measured - 1) if by_ratio else measured
-    factors = np.array([form.factors(row) for row in rows])
-    solved = _nonnegative(weights[:, None] * factors, weights * wanted)
-    return replace(form, terms=dict(zip(form.terms, solved, strict=True)))
+    late = np.ones_like(steps)
+    found = replace(form, hidden=0.0)
+    for _ in range(GUESSES if form.hidden else 1):
+        factors = found.factors(steps, bits, late)
+        solved = _nonnegative(
+            (weights * factors).T, weights * (wanted + late * found.hiding(steps))
+        )
+        found = replace(form, terms=dict(zip(form.terms, solved, strict=True)))
+        # Which transfers are late depends on the constants.
+        in_time, too_late = found.times(steps, bits)
+        before, late = late, 1.0 * (too_late > in_time)
+        if found.hidden and (late == before).all():
+            break
+    return found
 
 
 def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> list[float]:
     """The x >= 0 with the smallest |matrix x - wanted|. With so few columns all sets of positive
-    ones can be tried.
+    ones can be tried, beginning with all.
     """
     columns = matrix.shape[1]
     scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
     best, smallest = np.zeros(columns), float(np.linalg.norm(wanted))
-    for number in range(1, columns + 1):
+    for number in range(columns, 0, -1):
         for chosen in itertools.combinations(range(columns), number):
             part = matrix[:, chosen] / scale[list(chosen)]
             found = np.linalg.lstsq(part, wanted, rcond=None)[0]
@@ -262,4 +330,6 @@ def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> list[float]:
             if (found >= 0).all() and residual < smallest * (1 - 1e-12):
                 best, smallest = np.zeros(columns), residual
                 best[list(chosen)] = found / scale[list(chosen)]
-    return [float(value) for value in best]
+                if number == columns:
+                    return best.tolist()
+    return best.tolist()

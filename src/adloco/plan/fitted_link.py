@@ -6,6 +6,7 @@ replace what was assumed:
 - `latency` becomes `sync_seconds`, and the link has no latency besides;
 - `volume` and `inefficiency`, up to the ceiling, become the bandwidth at which the bytes of the
   method take as long as was measured;
+- what is hidden behind a part of the steps takes so much off that time;
 - `stragglers` becomes the jitter that lets as many workers wait as long;
 - `overhead` makes steps slower, if utilisations were measured. From seconds it cannot be told from
   computation, and steps stay as the cluster has them.
@@ -43,8 +44,14 @@ class FittedLink:
     samples: float
     """Samples of each worker in an inner step, by the recipe."""
 
-    def applied(self, cluster: Cluster) -> Cluster:
-        """The cluster with what was measured."""
+    def applied(self, cluster: Cluster, sync_every: int, bytes_sent: float) -> Cluster:
+        """The cluster with what was measured.
+
+        Args:
+            cluster: As it is described.
+            sync_every: H of the rounds that are planned.
+            bytes_sent: Bytes that leave each worker in one of them.
+        """
         constants = self.calibration.constants
         terms = dict.fromkeys(("latency", "volume", "inefficiency", "stragglers"), 0.0)
         terms |= constants.terms
@@ -53,10 +60,12 @@ class FittedLink:
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
         moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
-        rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
+        moving *= bytes_sent / self.bytes_sent
+        slower = 1 + (terms["overhead"] if by_ratio and "overhead" in terms else 0.0)
+        moving = max(0.0, moving - constants.hidden * sync_every * slower * step)
+        rate = min(8 * bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
-        slower = 1 + (terms["overhead"] if by_ratio and "overhead" in terms else 0.0)
         return replace(
             cluster,
             bandwidth=f"{rate / 1e3:.6f}kbit",
