@@ -10,12 +10,14 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.plan.calibration import calibrate, predict
-from adloco.plan.measured_rows import Measure, Row, Rows
+from adloco.plan.measured_rows import Measure, Row, Rows, read_rows
 
 H = (1, 2, 4, 8, 16, 32, 64, 128)
 BANDWIDTHS = (50e6, 100e6, 200e6, 500e6, 1e9, 2e9, 5e9)
 GROUP = ("diloco", 4.0, 1e9)
-MEASURED = Path(__file__).parents[2] / "benchmarks" / "plan_links.csv"
+MEASURED, OVERLAPPED = (
+    Path(__file__).parents[2] / "benchmarks" / f"plan_{name}.csv" for name in ("links", "overlap")
+)
 
 
 def rows(measure: Measure, value: dict[tuple[float, float], float]) -> Rows:
@@ -187,6 +189,14 @@ def test_rounds_that_we_measured_are_predicted(column: str) -> None:
     assert len(errors) == 24
     assert np.median(errors) < 0.03 and max(errors) < 0.11
     assert sum(error > 0.1 for error in errors) <= 1
+
+
+def test_overlapped_rounds_that_we_measured_are_predicted() -> None:
+    """Fragments were in flight for half of the steps of a round, which is what the fit finds."""
+    for (method, *_), found in calibrate(read_rows(OVERLAPPED, measured=True)).items():
+        assert found.constants.hidden == (0.5 if method == "diloco-fp32-overlap" else 0.0)
+        for errors in (found.held_out_steps, found.held_out_bandwidths):
+            assert errors and errors.median < 0.06 and errors.worst < 0.25
 
 
 def test_a_ceiling_of_the_bandwidth() -> None:
