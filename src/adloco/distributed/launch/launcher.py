@@ -83,7 +83,7 @@ def process_group(
     quorum = quorum or Quorum.of_all()
     check_restarts()
     timeout = longest_wait(timeout_seconds)
-    # By default NCCL ends the process where it finds that another one is gone.
+    # By default NCCL ends a process that finds another one gone; 2: it ends its collectives.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
