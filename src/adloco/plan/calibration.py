@@ -50,9 +50,8 @@ PARTS = 8
 GUESSES = 10
 """Times that a fit corrects which transfers are late."""
 LEAST_ROWS = 3
-"""Rows of a group: fewer say nothing about rows that were not measured."""
-
-
+"""Rows of a group, and of those whose transfers are late, and are not: fewer say nothing about rows
+that were not measured."""
 STEPS, BANDWIDTH = 0, 1
 """Rows of a table (H, bandwidth, measured value; a column for each row of the file) whose values a
 fit leaves out, one after another."""
@@ -82,7 +81,7 @@ class Constants:
         Args:
             steps: H of each row.
             bits: Bandwidth of each.
-            late: True for each whose transfers end after the steps that hide them.
+            late: 1.0 for each whose transfers end after the steps that hide them, else 0.0.
         """
         factors = {n: TERMS[n](steps, np.minimum(bits, self.ceiling)) for n in self.terms}
         for name in TRANSFERS:
@@ -108,6 +107,12 @@ class Constants:
                 for late in flags
             ]
         )
+
+    def late(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
+        """1.0 for each row whose transfers end after the steps that hide them, else 0.0."""
+        in_time, late = self.times(steps, bits)
+        found: np.ndarray = 1.0 * np.greater(late, in_time)
+        return found
 
     def values(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
         """The measure of rows, predicted."""
@@ -239,9 +244,11 @@ def _refined(table: np.ndarray, form: Constants) -> Constants:
     else as it is.
     """
     whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
-    parts = [replace(whole, hidden=(1 + part) / PARTS) for part in range(PARTS)]
-    fit_best = min(parts, key=lambda part: _squared(_errors(table, _fit(table, part))))
-    form = _clearly_better(table, form, [_best(table, fit_best)])
+    fits = [_fit(table, replace(whole, hidden=(1 + part) / PARTS)) for part in range(PARTS)]
+    best = min(fits, key=lambda fit: _squared(_errors(table, fit)))
+    late = best.late(*table[:2])
+    if min(late.sum(), len(late) - late.sum()) >= LEAST_ROWS:
+        form = _clearly_better(table, form, [_best(table, best)])
     ceilings = [
         replace(each, ceiling=low * (high / low) ** (part / CEILINGS))
         for low, high in itertools.pairwise(np.unique(table[BANDWIDTH]).tolist())
@@ -289,7 +296,22 @@ def _squared(errors: np.ndarray) -> float:
 
 
 def _fit(table: np.ndarray, form: Constants) -> Constants:
-    """Least squares of relative errors with constants >= 0.
+    """The form with constants >= 0 that have the least squares of relative errors."""
+    late = np.ones_like(table[STEPS])
+    found = _solved(table, replace(form, hidden=0.0), late)
+    if not form.hidden:
+        return found
+    for _ in range(GUESSES):
+        # Which transfers are late depends on the constants.
+        before, late = late, replace(found, hidden=form.hidden).late(*table[:2])
+        if found.hidden and (late == before).all():
+            break
+        found = _solved(table, form, late)
+    return found
+
+
+def _solved(table: np.ndarray, form: Constants, late: np.ndarray) -> Constants:
+    """The best constants if it is known which transfers are late.
 
     A utilisation u says that a round takes H / u steps' time, H (1 / u - 1) of it not computation.
     An error of that by d changes u by the part d u / H.
@@ -298,20 +320,9 @@ def _fit(table: np.ndarray, form: Constants) -> Constants:
     by_ratio = form.measure == "compute_utilisation"
     weights = measured / steps if by_ratio else 1 / measured
     wanted = steps * (1 / measured - 1) if by_ratio else measured
-    late = np.ones_like(steps)
-    found = replace(form, hidden=0.0)
-    for _ in range(GUESSES if form.hidden else 1):
-        factors = found.factors(steps, bits, late)
-        solved = _nonnegative(
-            (weights * factors).T, weights * (wanted + late * found.hiding(steps))
-        )
-        found = replace(form, terms=dict(zip(form.terms, solved, strict=True)))
-        # Which transfers are late depends on the constants.
-        in_time, too_late = found.times(steps, bits)
-        before, late = late, 1.0 * (too_late > in_time)
-        if found.hidden and (late == before).all():
-            break
-    return found
+    wanted = wanted + late * form.hiding(steps)
+    found = _nonnegative((weights * form.factors(steps, bits, late)).T, weights * wanted)
+    return replace(form, terms=dict(zip(form.terms, found, strict=True)))
 
 
 def _nonnegative(matrix: np.ndarray, wanted: np.ndarray) -> list[float]:
