@@ -34,12 +34,16 @@ from torch import Tensor
 
 from adloco.algorithms.muon_step import Muon
 from adloco.cli.main import main as adloco_main
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.errors import require
 from adloco.run.records import Records
+from adloco.run.start import build_algorithm, place_workers, prepare_run
 from adloco.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "gpu"
 STAGE_SECONDS = 540
+LARGE = ("1.1B", "3.4B", "6.7B")
+"""Sizes of the stage largest."""
 WARM_UP_ROUNDS = 2
 WIDTH, LAYERS, VALUES, TURNS = 1024, 24, 291 << 20, 10
 PACKAGE = 500_000
@@ -54,10 +58,14 @@ SIZES = {
     "124M": "--model.hidden_size 768 --model.num_layers 12 --model.num_heads 12 "
     "--model.intermediate_size 2048 --model.vocab_size 32000",
     "305M": "--model.shape microllama",
+    "1.1B": "--model.shape tinyllama",
+    "3.4B": "--model.shape openllama-3b",
+    "6.7B": "--model.shape openllama-3b --model.hidden_size 4096 --model.num_layers 32 "
+    "--model.intermediate_size 11008",
 }
 TINY = (
     "--model.hidden_size 32 --model.num_layers 1 --model.num_heads 2 --model.intermediate_size 64 "
-    "--data.context_tokens 32 --run.inner_steps 2"
+    "--data.context_tokens 32 --run.inner_steps 2 --memory.gib 2"
 )
 LONG = "--data.context_tokens 1024"
 MUON = "--inner.optimizer muon --inner.lr 8e-3"
@@ -141,6 +149,16 @@ def losses(method: str) -> dict[str, str]:
     return {method: f"{arms[method]} {common}"}
 
 
+def paper(method: str) -> dict[str, str]:
+    """MicroLlama from random weights by a recipe of the first paper, on as many tokens as fit."""
+    words = f"{method}-paper --model.source llama {SIZES['305M']} --data.context_tokens 512 "
+    words += "--data.dataset= --data.config= --data.validation_split= --data.samples 0 "
+    words += "--data.validation_samples 0 --data.streaming false --data.tokenizer bytes "
+    words += "--data.factory gpu:python_sources --run.tokens 6M --method.sync_every 50 "
+    words += "--inner.lr 3e-4 --evaluation.every 9999 --evaluation.windows 1024"
+    return {method: words}
+
+
 RUNS: dict[str, Callable[[], Mapping[str, str]]] = {
     "speed-305M": lambda: speed("305M", 32),
     "speed-124M": lambda: speed("124M", 32),
@@ -157,38 +175,89 @@ RUNS: dict[str, Callable[[], Mapping[str, str]]] = {
     "loss-30M-single": lambda: losses("single"),
     "loss-30M-diloco": lambda: losses("diloco"),
     "loss-30M-adloco": lambda: losses("adloco"),
+    "paper-305M-diloco": lambda: paper("diloco"),
+    "paper-305M-adloco": lambda: paper("adloco"),
 }
 """Stages that train: the words of `adloco train` of each run."""
 
 
 def trained(words: str, seconds: float) -> Result:
-    """Train a run in a process of its own, and say how fast it was."""
+    """Train a run, and say how fast it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        line = ["train", *words.split(), "--run.folder", str(run), "--run.trackers", "none"]
+        ended, _ = in_child(run_command, line, seconds)
+        rounds = [*Records(run).read()]
+    return {"words": words} | ended | (of_rounds(rounds) if rounds else {})
+
+
+def in_child(
+    function: Callable[[Any], None], argument: Any, seconds: float
+) -> tuple[Result, list[str]]:
+    """Call a function in a process of its own; its seconds, or how it failed, and its output."""
     processes = multiprocessing.get_context("forkserver")
     # Imported once, before the device is touched: they take eight seconds there.
     processes.set_forkserver_preload(["adloco.cli.train", "transformers.models.llama"])
     with tempfile.TemporaryDirectory() as folder:
-        run, output = Path(folder) / "run", Path(folder) / "output"
-        line = ["train", *words.split(), "--run.folder", str(run), "--run.trackers", "none"]
+        output = Path(folder) / "output"
         output.touch()  # A process that dies at once writes none.
         began = time.monotonic()
-        child = processes.Process(target=run_command, args=(line, output))
+        child = processes.Process(target=call, args=(function, argument, output))
         child.start()
         child.join(seconds)
-        failure = output.read_text()[-1000:] if child.exitcode else ""
+        text = output.read_text()
+        failure = text[-1000:] if child.exitcode else ""
         if child.exitcode is None:
             child.kill()
             child.join()
-            failure = f"did not end within {seconds:.0f} s: {output.read_text()[-500:]}"
+            failure = f"did not end within {seconds:.0f} s: {text[-500:]}"
         took = round(time.monotonic() - began, 1)
-        rounds = [*Records(run).read()]
-    found: Result = {"words": words, "seconds": took}
-    return found | (of_rounds(rounds) if rounds else {}) | ({"failure": failure} if failure else {})
+    return {"seconds": took} | ({"failure": failure} if failure else {}), text.splitlines()
 
 
-def run_command(line: Sequence[str], output: Path) -> None:
-    """Run a command of adloco in this process, with its output in a file."""
+def call(function: Callable[[Any], None], argument: Any, output: Path) -> None:
+    """Call a function with its output in a file."""
     with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        sys.exit(adloco_main(line))
+        function(argument)
+
+
+def run_command(line: Sequence[str]) -> None:
+    """Run a command of adloco in this process."""
+    sys.exit(adloco_main(line))
+
+
+def in_memory(words: str) -> None:
+    """Train two rounds without a folder, whose checkpoint would not fit on the disk, and print the
+    number of parameters and the peak memory.
+    """
+    name, *flags = words.split()
+    settings = [(f.removeprefix("--"), v) for f, v in zip(flags[::2], flags[1::2], strict=True)]
+    recipe = build_recipe(override(read_values(name), settings))
+    algorithm = build_algorithm(prepare_run(recipe, place_workers(recipe)))
+    for _ in range(2):
+        algorithm.round()
+    params = next(iter(algorithm.workers.values())).replica.params
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    print(sum(each.numel() for each in params), peak)
+
+
+def largest(extra: str = "") -> dict[str, Result]:
+    """Models of growing size, until one does not fit: two workers whose global parameters are on
+    the host.
+    """
+    found: dict[str, Result] = {}
+    ends = time.monotonic() + STAGE_SECONDS
+    for size in LARGE:
+        words = f"diloco {SIZES[size]} {LONG} --method.workers_per_trainer 2 --method.sync_every 2 "
+        words += f"{batch(4, 2)} --outer.on_host true --model.gradient_checkpointing true "
+        words += f"--model.dtype bf16 --run.inner_steps 4 --run.compile false {extra}"
+        ended, said = in_child(in_memory, words, ends - time.monotonic())
+        found[size] = {"words": words} | ended
+        if "failure" in ended:
+            break
+        parameters, peak = map(int, said[-1].split())
+        found[size] |= {"parameters": parameters, "peak_bytes": peak}
+    return found
 
 
 def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
@@ -237,6 +306,7 @@ MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
+    "largest": largest,
 }
 """Stages that need a CUDA device."""
 
