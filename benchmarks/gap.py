@@ -6,7 +6,7 @@
     .venv/bin/python benchmarks/gap.py --picture       # writes gap.png
 
 Problem and counting of bytes are frontier.py's; `loss` is the last one on the 256 validation
-windows. All sizes have as many tokens in a step: 1,024 in data-parallel training, 2,048 elsewhere.
+windows. All sizes have as many tokens in a step: 1,024 in ddp and ddp-outer, 2,048 elsewhere.
 The learning rate, the outer rate and the momentum are tuned together, on seed 1000 (the rows whose
 stage is trial), at the smallest size, for each method and number of workers, at 5 and at 20 tokens
 a parameter; longer runs take the settings of 20. Tried are all pairs of METHODS' rates and outer
@@ -72,6 +72,7 @@ OUTER = ((1.0, 0.0), (1.0, 0.3), (0.7, 0.6), (1.0, 0.6), (1.0, 0.8), (1.0, 0.9))
 """By how far they carry a change in the end, which is rate / (1 - momentum) times as far."""
 METHODS = {
     "ddp": Method(arm="ddp", step_tokens=1024, rates=PARALLEL),
+    "ddp-2048": Method(arm="ddp", step_tokens=2048, rates=RATES[4:7]),
     "ddp-outer": Method(
         arm="outer-alone", step_tokens=1024, rates=PARALLEL, outer=OUTER[2:3], sync_every=30
     ),
@@ -87,14 +88,16 @@ METHODS = {
         for steps in (3, 11)
     },
 }
-"""ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3 sends
-about 1/300 of the bytes of ddp, int1-h11 about 1/1,000."""
+"""ddp-2048 has as many tokens in a step as the arms that send less: its gap is the batch's part of
+theirs. ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3
+sends about 1/300 of the bytes of ddp, int1-h11 about 1/1,000."""
 
 FOUR, TWO_AND_EIGHT = (("int1-h3", 4), ("int1-h11", 4)), (("int1-h3", 2), ("int1-h3", 8))
 OTHERS = (("ddp-outer", 1), *TWO_AND_EIGHT, ("int1-h11", 2), ("int1-h11", 8))
 GRID: Sequence[tuple[int, int, tuple[tuple[str, int], ...]]] = (
     *((133_440, ratio, FOUR) for ratio in (5, 20, 80)),
     *((133_440, ratio, OTHERS) for ratio in (5, 20, 80)),
+    *((133_440, ratio, (("ddp-2048", 1),)) for ratio in (5, 20, 80)),
     *((275_424, ratio, FOUR + TWO_AND_EIGHT) for ratio in (5, 20)),
     (869_504, 5, FOUR + TWO_AND_EIGHT),
     (275_424, 80, FOUR),
