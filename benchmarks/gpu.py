@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -206,7 +207,7 @@ def in_child(
         child.start()
         child.join(seconds)
         text = output.read_text()
-        failure = text[-1000:] if child.exitcode else ""
+        failure = f"exit code {child.exitcode}: {text[-1000:]}" if child.exitcode else ""
         if child.exitcode is None:
             child.kill()
             child.join()
@@ -218,7 +219,11 @@ def in_child(
 def call(function: Callable[[Any], None], argument: Any, output: Path) -> None:
     """Call a function with its output in a file."""
     with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        function(argument)
+        try:
+            function(argument)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
 
 
 def run_command(line: Sequence[str]) -> None:

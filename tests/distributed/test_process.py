@@ -129,7 +129,7 @@ def test_gloo_joins_the_ranks_beside_nccl(gpus: bool, monkeypatch: pytest.Monkey
 def test_what_nccl_does_is_ended_in_all_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
 
-    class Backend:
+    class Nccl:
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -143,20 +143,32 @@ def test_what_nccl_does_is_ended_in_all_groups_at_once(monkeypatch: pytest.Monke
             called.append("end")
 
     class Group:
-        def __init__(self, backend: Backend | None) -> None:
+        def __init__(self, backend: object) -> None:
             self.backend = backend
 
-        def _get_backend(self, device: torch.device) -> Backend:
+        def _get_backend(self, device: torch.device) -> object:
             if self.backend is None:
                 raise RuntimeError(f"No backend type associated with device type {device.type}")
             return self.backend
 
-    groups = [Group(Backend("all")), Group(None), Group(Backend("island"))]
-    for found, expected in ((groups[1:2], []), (groups, ["start", "all", "island", "end"])):
+    groups = [Group(Nccl("all")), Group(None), Group("gloo"), Group(Nccl("island"))]
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(distributed_c10d, "ProcessGroupNCCL", Nccl, raising=False)
+    for found, expected in ((groups[1:3], []), (groups, ["start", "all", "island", "end"])):
         world = SimpleNamespace(pg_map=dict.fromkeys(found))
         monkeypatch.setattr(distributed_c10d, "_world", world)
         abort_nccl()
         assert called == expected
+
+
+def test_a_group_of_gloo_is_left_alone() -> None:
+    """torch says that gloo joins its GPUs, too."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        abort_nccl()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_ranks_that_share_a_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

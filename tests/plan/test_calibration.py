@@ -238,3 +238,23 @@ def test_transfers_that_steps_hide(hidden: float, measure: Measure) -> None:
     assert found.held_out_bandwidths and found.held_out_bandwidths.worst < 1e-6
     row = Row(group=GROUP, sync_every=28, bits_per_second=1e9)
     assert found.constants.utilisation(row) == pytest.approx(11.2 / seconds(28, 1e9))
+
+
+@pytest.mark.parametrize("every", [(1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16, 64)])
+@pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
+def test_few_late_transfers_are_found(every: tuple[int, ...], measure: Measure) -> None:
+    """Nothing but steps and transfers; where a first guess finds nothing late, others do."""
+    by_ratio = measure == "compute_utilisation"
+    exact = {}
+    for h in every:
+        for bits in (10e6, 30e6, 100e6, 300e6):
+            seconds = 0.5 * h + max(0.0, 20e6 / bits - 0.25 * h)
+            exact[h, bits] = 0.5 * h / seconds if by_ratio else seconds
+    found = calibrate(rows(measure, exact))[GROUP]
+    assert found.constants.hidden == 0.5
+    assert found.fitted.worst < 1e-6
+
+
+def test_from_one_h_nothing_is_hidden() -> None:
+    exact = {(4, 2e6 * 2**n): 2 + 0.3 + max(0.0, 20e6 / (2e6 * 2**n) - 1) for n in range(7)}
+    assert calibrate(rows("round_seconds", exact))[GROUP].constants.hidden == 0

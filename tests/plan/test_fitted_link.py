@@ -36,10 +36,12 @@ def rows(method: str, time: Time, every: Sequence[int], measure: Measure) -> Row
     return Rows(rows=made, measure=measure, cells=[])
 
 
-def planned(measured: Rows, name: str, every: int, wire: str, cluster: Cluster) -> Prediction:
-    settings = [("method.sync_every", str(every)), ("wire.format", wire)]
-    settings += [("batch.initial", "8"), ("placement.shard_size", "1")]
-    (one,) = candidates([name], settings, cluster)
+def planned(
+    measured: Rows, name: str, every: int, wire: str, cluster: Cluster, *more: tuple[str, str]
+) -> Prediction:
+    settings = {"method.sync_every": str(every), "wire.format": wire}
+    settings |= {"batch.initial": "8", "placement.shard_size": "1"} | dict(more)
+    (one,) = candidates([name], list(settings.items()), cluster)
     workload = Workload(parameters=PARAMETERS, tokens_per_sample=128, noise_scale=None)
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
     return predict(one, workload, cluster, target, fit_links(measured, [name], cluster))
@@ -104,6 +106,10 @@ def test_a_plan_hides_what_was_hidden(measure: Measure) -> None:
         found = planned(measured, "diloco", every, "fp32", on(40e6)).round.total
         assert found == pytest.approx(seconds(every, 40e6)), every
     assert planned(measured, "diloco", 4, "int4", on(40e6)).round.total == pytest.approx(2.3)
+    streamed = planned(measured, "diloco", 4, "fp32", on(20e6), ("streaming.tau", "2"))
+    assert streamed.round.total == pytest.approx(seconds(4, 20e6)), "hidden once"
+    slower = planned(measured, "diloco", 4, "fp32", on(20e6), ("batch.initial", "32"))
+    assert slower.round.total == pytest.approx(8 + 0.3), "longer steps hide all of it"
 
 
 def test_rows_in_a_wire_format_are_taken_for_it() -> None:

@@ -5,6 +5,7 @@ table of what is seen and done, and `meeting.py` finds the next quorum.
 """
 
 import gc
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -46,6 +47,10 @@ class Regrouping:
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
         self.recovers = recipe.run.on_rank_failure != "stop" and store_outlives_ranks()
+        if self.recovers:
+            # NCCL would end the process when it finds another one gone, as torchrun tells it to;
+            # 2: it ends its collectives.
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
         self.folder: Path | None = None
         """The folder of the run to resume; None until it has begun."""
         self._settings = recipe.run

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,8 @@ class _Thread(threading.Thread):
             seen = Seen.REPORTED if of_rank else Seen.ERROR
             if TABLE[State.TRAINING, seen].action is Action.MEET and self._watch.recover:
                 self._watch.recover()
-                abort_nccl()
+                with suppress(RuntimeError):  # NCCL's own: the group of an island is at its end.
+                    abort_nccl()
                 cut_connections(self._kept)
                 self._wait_for_main_thread()
             else:

@@ -47,8 +47,8 @@ CEILINGS = 4
 """Ceilings that are tried from each measured bandwidth to the next."""
 PARTS = 8
 """Parts of the steps, from 1 / PARTS to 1, that are tried as those that hide transfers."""
-GUESSES = 10
-"""Times that a fit corrects which transfers are late."""
+GUESSES, CORRECTIONS = 6, 5
+"""First guesses which transfers are late, and fits from each of them."""
 LEAST_ROWS = 3
 """Rows of a group, and of those whose transfers are late, and are not: fewer say nothing about rows
 that were not measured."""
@@ -208,6 +208,7 @@ def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
     table = np.array([(row.sync_every, row.bits_per_second, row.value) for row in rows], float).T
     form = _refined(table, _best(table, Constants(measure=measure)))
     constants = _fit(table, form)
+    form = constants if form.hidden else form
     fitted = Errors.of(_errors(table, constants))
     assert fitted is not None
     return Calibration(
@@ -245,9 +246,11 @@ def _refined(table: np.ndarray, form: Constants) -> Constants:
     """
     whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
     fits = [_fit(table, replace(whole, hidden=(1 + part) / PARTS)) for part in range(PARTS)]
-    best = min(fits, key=lambda fit: _squared(_errors(table, fit)))
+    best = min(fits, key=lambda fit: round(_squared(_errors(table, fit)), 12))
     late = best.late(*table[:2])
-    if min(late.sum(), len(late) - late.sum()) >= LEAST_ROWS:
+    # From one H, what is hidden is only a shorter latency.
+    enough = min(late.sum(), len(late) - late.sum()) >= LEAST_ROWS
+    if enough and len(np.unique(table[STEPS])) > 1:
         form = _clearly_better(table, form, [_best(table, best)])
     ceilings = [
         replace(each, ceiling=low * (high / low) ** (part / CEILINGS))
@@ -263,13 +266,14 @@ def _clearly_better(table: np.ndarray, form: Constants, others: Sequence[Constan
     this one.
     """
     errors = [round(_held_out_error(table, other), 12) for other in others]
-    if not errors or min(errors) > CLEARLY**2 * _held_out_error(table, form):
+    if not errors or min(errors) >= CLEARLY**2 * round(_held_out_error(table, form), 12):
         return form
     return others[errors.index(min(errors))]
 
 
 def _held_out_error(table: np.ndarray, form: Constants) -> float:
     """Mean squared relative error for values of H and bandwidths that were left out."""
+    form = _fit(table, form) if form.hidden else form
     errors = np.concatenate([_held_out(table, form, column) for column in (STEPS, BANDWIDTH)])
     return _squared(errors if errors.size else _errors(table, _fit(table, form)))
 
@@ -296,18 +300,27 @@ def _squared(errors: np.ndarray) -> float:
 
 
 def _fit(table: np.ndarray, form: Constants) -> Constants:
-    """The form with constants >= 0 that have the least squares of relative errors."""
-    late = np.ones_like(table[STEPS])
-    found = _solved(table, replace(form, hidden=0.0), late)
+    """The form with constants >= 0 that have the least squares of relative errors.
+
+    Constants that it has are a first guess.
+    """
+    steps, bits, _ = table
     if not form.hidden:
-        return found
-    for _ in range(GUESSES):
-        # Which transfers are late depends on the constants.
-        before, late = late, replace(found, hidden=form.hidden).late(*table[:2])
-        if found.hidden and (late == before).all():
-            break
-        found = _solved(table, form, late)
-    return found
+        return _solved(table, form, np.ones_like(steps))
+    # Which transfers are late depends on the constants: those of the slowest links and the shortest
+    # rounds. Each fit corrects the guess of the one before.
+    likely = np.quantile(steps * bits, np.linspace(0, 1, GUESSES))
+    guesses = [1.0 * (steps * bits <= most) for most in likely]
+    if any(form.terms.values()):
+        guesses = [form.late(steps, bits)]
+    found = []
+    for late in guesses:
+        for _ in range(CORRECTIONS):
+            found.append(_solved(table, form, late))
+            before, late = late, found[-1].late(steps, bits)
+            if (late == before).all():
+                break
+    return min(found, key=lambda each: round(_squared(_errors(table, each)), 12))
 
 
 def _solved(table: np.ndarray, form: Constants, late: np.ndarray) -> Constants:

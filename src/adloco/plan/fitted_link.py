@@ -6,7 +6,7 @@ replace what was assumed:
 - `latency` becomes `sync_seconds`, and the link has no latency besides;
 - `volume` and `inefficiency`, up to the ceiling, become the bandwidth at which the bytes of the
   method take as long as was measured;
-- what is hidden behind a part of the steps takes so much off that time;
+- steps that hide transfers hide them in the plan, too, in place of those of the recipe's streaming;
 - `stragglers` becomes the jitter that lets as many workers wait as long;
 - `overhead` makes steps slower, if utilisations were measured. From seconds it cannot be told from
   computation, and steps stay as the cluster has them.
@@ -27,7 +27,7 @@ from adloco.plan.candidates import Candidate
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
-from adloco.plan.round_time import expected_largest
+from adloco.plan.round_time import Sync, expected_largest
 
 FREE_BITS = 1e18
 """Bandwidth in bits/s of a link on which bytes took no time."""
@@ -44,14 +44,8 @@ class FittedLink:
     samples: float
     """Samples of each worker in an inner step, by the recipe."""
 
-    def applied(self, cluster: Cluster, sync_every: int, bytes_sent: float) -> Cluster:
-        """The cluster with what was measured.
-
-        Args:
-            cluster: As it is described.
-            sync_every: H of the rounds that are planned.
-            bytes_sent: Bytes that leave each worker in one of them.
-        """
+    def applied(self, cluster: Cluster) -> Cluster:
+        """The cluster with what was measured."""
         constants = self.calibration.constants
         terms = dict.fromkeys(("latency", "volume", "inefficiency", "stragglers"), 0.0)
         terms |= constants.terms
@@ -60,12 +54,10 @@ class FittedLink:
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
         moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
-        moving *= bytes_sent / self.bytes_sent
-        slower = 1 + (terms["overhead"] if by_ratio and "overhead" in terms else 0.0)
-        moving = max(0.0, moving - constants.hidden * sync_every * slower * step)
-        rate = min(8 * bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
+        rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
+        slower = 1 + (terms["overhead"] if by_ratio and "overhead" in terms else 0.0)
         return replace(
             cluster,
             bandwidth=f"{rate / 1e3:.6f}kbit",
@@ -75,6 +67,18 @@ class FittedLink:
             samples_per_second={
                 size: speed / slower for size, speed in cluster.samples_per_second.items()
             },
+        )
+
+    def hiding(self, sync: Sync, sync_every: int) -> Sync:
+        """What is exchanged in a round, with what hides it by the rows: beside a part of the steps
+        if they say so. Otherwise they lack what the backward pass has hidden, so it hides no more.
+        """
+        hidden = self.calibration.constants.hidden
+        return replace(
+            sync,
+            buckets=None,
+            tau=0 if hidden else sync.tau,
+            hidden_steps=hidden * sync_every / sync.fragments,
         )
 
     @property

@@ -99,16 +99,16 @@ def predict(
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
-    largest_pass = ranks_of_island(recipe) * recipe.switch.b_max
-    passes = cluster.passes(batch / workers, largest_pass)
-    sync = exchange_of(recipe, workload.parameters, workers, passes)
     link = measured.link_of(candidate, workload.parameters, workers) if measured else None
     if link:
-        cluster = link.applied(cluster, every, sync.bytes_sent)
-        # What was measured does not contain what is hidden.
-        sync = replace(sync, buckets=None)
+        cluster = link.applied(cluster)
+    largest_pass = ranks_of_island(recipe) * recipe.switch.b_max
     samples = _samples(recipe, cluster, int(batch), workers)
     step_seconds = cluster.step_seconds(samples, largest_pass)
+    passes = cluster.passes(batch / workers, largest_pass)
+    sync = exchange_of(recipe, workload.parameters, workers, passes)
+    if link:
+        sync = link.hiding(sync, every)
     found = round_time(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
     merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)

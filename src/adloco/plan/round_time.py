@@ -45,6 +45,9 @@ class Sync:
     """Parts that are sent one after another."""
     tau: int = 0
     """Inner steps during which a part is in flight."""
+    hidden_steps: float = 0.0
+    """Inner steps beside which the bytes of a part are in flight, but not its latencies, where
+    measured rounds say so."""
     exchanges: int = 1
     """Exchanges one after another, whose latencies add up."""
     buckets: Buckets | None = None
@@ -107,6 +110,7 @@ def round_time(
         )
 
     transfer, besides = sync.seconds(cluster)
+    transfer = max(0.0, transfer - sync.hidden_steps * slowest(1))
     if sync.buckets:
         late = sync.buckets.late(transfer, slowest(1)) + besides
     else:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -83,8 +83,6 @@ def process_group(
     quorum = quorum or Quorum.of_all()
     check_restarts()
     timeout = longest_wait(timeout_seconds)
-    # By default NCCL ends a process that finds another one gone; 2: it ends its collectives.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
 
@@ -126,23 +124,21 @@ def abort_nccl() -> None:
     Called from another thread than the one that waits. What the kernels in flight leave is
     worthless, and the next collective of these groups raises. Does nothing without NCCL.
     """
-    found = [_nccl(group) for group in [*distributed_c10d._world.pg_map]]
-    backends = [backend for backend in found if backend is not None]
-    if not backends:
+    if not dist.is_nccl_available():
+        return
+    found: list[Any] = []
+    for group in [*distributed_c10d._world.pg_map]:
+        with suppress(RuntimeError):  # Nothing joins the GPUs of this group.
+            found.append(group._get_backend(torch.device("cuda")))
+    # gloo joins GPUs, too, where it was named alone.
+    found = [each for each in found if isinstance(each, distributed_c10d.ProcessGroupNCCL)]
+    if not found:
         return
     # As one, like torch's own: one after another, they may wait for each other.
-    backends[0]._group_start()
-    for backend in backends:
+    found[0]._group_start()
+    for backend in found:
         backend.abort()
-    backends[0]._group_end()
-
-
-def _nccl(group: dist.ProcessGroup) -> Any:
-    """What joins a group's GPUs; None if nothing does."""
-    try:
-        return group._get_backend(torch.device("cuda"))
-    except RuntimeError:
-        return None
+    found[0]._group_end()
 
 
 def place(
