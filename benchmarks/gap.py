@@ -41,6 +41,8 @@ SIGMA = 0.011
 """Standard deviation of a gap over seeds: that of diloco-int1 with H = 3 in frontier.json."""
 LEFT_OUT = 0.1
 """Part of a gap by which a law is off even without noise, because gaps have more causes."""
+LONG = 10
+"""Tokens a parameter above which a law is shown by itself: sizes differ in how long they train."""
 SMALLEST, WIDTH = 133_440, 64
 SIZES = {
     133_440: (64, 2, 64),
@@ -405,14 +407,27 @@ def held_out(found: Sequence[Gap]) -> list[list[str]]:
     return cells
 
 
-def told_law(found: Sequence[Gap]) -> str:
-    """The exponents of the law and what it predicts, with 95% intervals over the gaps."""
-    best, drawn = law(found)
+def exponents(best: np.ndarray, drawn: np.ndarray) -> str:
+    """A table of a law's exponents with 95% intervals."""
     lowest, highest = np.quantile(drawn, (0.025, 0.975), axis=0)
-    exponents = [
+    cells = [
         [name, f"{best[i]:+.2f}", f"{lowest[i]:+.2f} to {highest[i]:+.2f}"]
         for i, name in enumerate(NAMES, 1)
     ]
+    return table(["gap grows with", "to the power", "95%"], cells)
+
+
+def of_long(found: Sequence[Gap]) -> str:
+    """The exponents from long runs alone, or why there are none."""
+    try:
+        return exponents(*law([gap for gap in found if gap.place[1] > LONG]))
+    except ValueError as error:
+        return str(error)
+
+
+def told_law(found: Sequence[Gap]) -> str:
+    """The exponents of the law and what it predicts, with 95% intervals over the gaps."""
+    best, drawn = law(found)
     rows = []
     for place in ((30e6, 20, 4, 1e3), (124e6, 20, 4, 1e3), (1e9, 20, 4, 1e3), (1e9, 20, 4, 1e4)):
         logs = np.array([1.0, *np.log(place)])
@@ -426,7 +441,9 @@ def told_law(found: Sequence[Gap]) -> str:
     )
     return "\n\n".join(
         [
-            table(["gap grows with", "to the power", "95%"], exponents),
+            exponents(best, drawn),
+            f"From runs of more than {LONG} tokens a parameter alone:",
+            of_long(found),
             table([*NAMES, "gap", "95%"], rows),
             table(["size left out", "gaps", "mean (%)", "law of the others (%)"], held_out(found)),
             f"src/adloco/plan/gap_law.py:\nCONSTANTS = ({constants})\n"

@@ -161,8 +161,10 @@ def test_what_nccl_does_is_ended_in_all_groups_at_once(monkeypatch: pytest.Monke
         assert called == expected
 
 
-def test_a_group_of_gloo_is_left_alone() -> None:
-    """torch says that gloo joins its GPUs, too."""
+def test_a_group_of_gloo_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch says that gloo joins its GPUs, too, and torch for CPUs has no NCCL."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(distributed_c10d, "ProcessGroupNCCL", type("Nccl", (), {}), raising=False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         abort_nccl()

@@ -228,10 +228,9 @@ def test_transfers_that_steps_hide(hidden: float, measure: Measure) -> None:
     def seconds(steps: float, bits: float) -> float:
         return 0.4 * steps + 0.2 + max(0.0, 6e9 / bits - hidden * 0.4 * steps)
 
-    by_ratio = measure == "compute_utilisation"
-    exact = grid(lambda steps, bits: (0.4 * steps if by_ratio else 1) / seconds(steps, bits))
-    if not by_ratio:
-        exact = {key: 1 / value for key, value in exact.items()}
+    exact = grid(seconds)
+    if measure == "compute_utilisation":
+        exact = {(steps, bits): 0.4 * steps / value for (steps, bits), value in exact.items()}
     found = calibrate(rows(measure, exact))[GROUP]
     assert found.constants.hidden == hidden
     assert found.held_out_steps and found.held_out_steps.worst < 1e-6

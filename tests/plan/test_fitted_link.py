@@ -94,13 +94,10 @@ def test_a_plan_hides_what_was_hidden(measure: Measure) -> None:
     def seconds(every: float, bits: float) -> float:
         return 0.5 * every + 0.3 + max(0.0, 72e6 / bits - 0.25 * every)
 
-    def value(every: float, bits: float) -> float:
-        return (
-            seconds(every, bits)
-            if measure == "round_seconds"
-            else 0.5 * every / seconds(every, bits)
-        )
+    def utilisation(every: float, bits: float) -> float:
+        return 0.5 * every / seconds(every, bits)
 
+    value = seconds if measure == "round_seconds" else utilisation
     measured = rows("diloco", value, (1, 2, 5, 20, 100), measure)
     for every in (4, 50):
         found = planned(measured, "diloco", every, "fp32", on(40e6)).round.total

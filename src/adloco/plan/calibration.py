@@ -1,45 +1,22 @@
-"""A model of the time of a round, fitted to measured rounds.
-
-The time that a round of H inner steps takes on links of bandwidth B is
-
-    H step + latency + volume / B + inefficiency / sqrt(B) + stragglers sqrt(H) + overhead H
-
-with constants >= 0 for each method, number of workers and size of the model; B is the bandwidth,
-or a ceiling from which on transfers get no faster. `latency` is paid for each sync. `inefficiency`
-stands for transfers that profit less and less from a faster link, as TCP streams do. Workers wait
-for the slowest of them: the sum of H independent times deviates by sqrt(H). `overhead` is time of
-each step that is not computation. All bytes cross the link, so `inefficiency` comes beside `volume`
-only; and two bandwidths cannot tell the two apart, so it takes three. Transfers may be hidden
-behind a part of the round's steps, and take time only from there on.
-
-A round's utilisation is H step over its time. From utilisations alone the constants are known in
-units of `step`; from seconds alone `overhead` cannot be told from `step` and counts as that.
+"""The model of a round (`plan/round_model.py`), fitted to measured rounds.
 
 Each group of rows takes those terms that predict best what they were not fitted to: every value of
-H, and every bandwidth, is left out once. Then it takes the part of the steps that hides transfers,
-and the ceiling, that predict best, if that is clearly better than none.
+H, and every bandwidth, is left out once. All bytes cross the link, so `inefficiency` comes beside
+`volume` only; and two bandwidths cannot tell the two apart, so it takes three. Then it takes the
+part of the steps that hides transfers, and the ceiling, that predict best, if that is clearly
+better than none.
 """
 
 import itertools
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adloco.errors import require
 from adloco.plan.measured_rows import Group, Measure, Row, Rows
+from adloco.plan.round_model import TERMS, Constants
 
-TERMS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "latency": lambda steps, bits: np.ones_like(steps),
-    "volume": lambda steps, bits: 1 / bits,
-    "inefficiency": lambda steps, bits: 1 / np.sqrt(bits),
-    "stragglers": lambda steps, bits: np.sqrt(steps),
-    "overhead": lambda steps, bits: steps,
-}
-"""Name of a term -> its factor for each row, from H and the bandwidth in bits/s."""
-TRANSFERS = ("volume", "inefficiency")
-"""Terms that steps can hide."""
 CLEARLY = 0.8
 """What hides transfers, or a ceiling, is taken if it lowers the root mean square of errors to this
 part of it, or less."""
@@ -55,81 +32,6 @@ that were not measured."""
 STEPS, BANDWIDTH = 0, 1
 """Rows of a table (H, bandwidth, measured value; a column for each row of the file) whose values a
 fit leaves out, one after another."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constants:
-    """The fitted constants of a group."""
-
-    measure: Measure
-    terms: Mapping[str, float] = field(default_factory=dict)
-    """Constants >= 0 by name. From utilisations: in units of a step's computation; from seconds: in
-    seconds, with `overhead` as the time of a step.
-    """
-    ceiling: float = math.inf
-    """Bandwidth in bits/s from which on transfers get no faster."""
-    hidden: float = 0.0
-    """Part of a round's steps during which its transfers take no time of their own."""
-
-    def of(self, names: Iterable[str]) -> "Constants":
-        """The same with these terms, not fitted yet."""
-        return replace(self, terms=dict.fromkeys(names, 0.0))
-
-    def factors(self, steps: np.ndarray, bits: np.ndarray, late: np.ndarray) -> np.ndarray:
-        """Factors of the constants in the times of rounds, of shape (terms, rows).
-
-        Args:
-            steps: H of each row.
-            bits: Bandwidth of each.
-            late: 1.0 for each whose transfers end after the steps that hide them, else 0.0.
-        """
-        factors = {n: TERMS[n](steps, np.minimum(bits, self.ceiling)) for n in self.terms}
-        for name in TRANSFERS:
-            if name in factors:
-                factors[name] = factors[name] * late
-        if "overhead" in factors:
-            factors["overhead"] = factors["overhead"] * (1 - self.hidden * late)
-        return np.array([*factors.values()]).reshape(len(factors), len(steps))
-
-    def hiding(self, steps: np.ndarray) -> np.ndarray:
-        """Computation that hides late transfers, in units of a step; 0 where it has a constant."""
-        return steps * (self.hidden if self.measure == "compute_utilisation" else 0.0)
-
-    def times(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
-        """Times of rounds whose transfers are not late, and are: of shape (2, rows). The larger is
-        right. From utilisations, without computation.
-        """
-        constants = np.array([*self.terms.values()])
-        flags = (np.zeros_like(steps), np.ones_like(steps))
-        return np.array(
-            [
-                constants @ self.factors(steps, bits, late) - late * self.hiding(steps)
-                for late in flags
-            ]
-        )
-
-    def late(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
-        """1.0 for each row whose transfers end after the steps that hide them, else 0.0."""
-        in_time, late = self.times(steps, bits)
-        found: np.ndarray = 1.0 * np.greater(late, in_time)
-        return found
-
-    def values(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
-        """The measure of rows, predicted."""
-        times = self.times(steps, bits).max(axis=0)
-        by_ratio = self.measure == "compute_utilisation"
-        values: np.ndarray = steps / (steps + times) if by_ratio else times
-        return values
-
-    def value(self, row: Row) -> float:
-        """The measure of a row, predicted."""
-        return float(self.values(np.array([row.sync_every]), np.array([row.bits_per_second]))[0])
-
-    def utilisation(self, row: Row) -> float:
-        """Compute seconds over all seconds of a round."""
-        if self.measure == "compute_utilisation":
-            return self.value(row)
-        return self.terms.get("overhead", 0.0) * row.sync_every / self.value(row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,14 +110,13 @@ def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
     table = np.array([(row.sync_every, row.bits_per_second, row.value) for row in rows], float).T
     form = _refined(table, _best(table, Constants(measure=measure)))
     constants = _fit(table, form)
-    form = constants if form.hidden else form
     fitted = Errors.of(_errors(table, constants))
     assert fitted is not None
     return Calibration(
         constants=constants,
         fitted=fitted,
-        held_out_steps=Errors.of(_held_out(table, form, STEPS)),
-        held_out_bandwidths=Errors.of(_held_out(table, form, BANDWIDTH)),
+        held_out_steps=Errors.of(_held_out(table, constants, STEPS)),
+        held_out_bandwidths=Errors.of(_held_out(table, constants, BANDWIDTH)),
     )
 
 
@@ -249,7 +150,7 @@ def _refined(table: np.ndarray, form: Constants) -> Constants:
     best = min(fits, key=lambda fit: round(_squared(_errors(table, fit)), 12))
     late = best.late(*table[:2])
     # From one H, what is hidden is only a shorter latency.
-    enough = min(late.sum(), len(late) - late.sum()) >= LEAST_ROWS
+    enough = min(late.sum(), (~late).sum()) >= LEAST_ROWS
     if enough and len(np.unique(table[STEPS])) > 1:
         form = _clearly_better(table, form, [_best(table, best)])
     ceilings = [
@@ -273,18 +174,20 @@ def _clearly_better(table: np.ndarray, form: Constants, others: Sequence[Constan
 
 def _held_out_error(table: np.ndarray, form: Constants) -> float:
     """Mean squared relative error for values of H and bandwidths that were left out."""
-    form = _fit(table, form) if form.hidden else form
-    errors = np.concatenate([_held_out(table, form, column) for column in (STEPS, BANDWIDTH)])
-    return _squared(errors if errors.size else _errors(table, _fit(table, form)))
+    whole = _fit(table, form)
+    errors = np.concatenate([_held_out(table, whole, column) for column in (STEPS, BANDWIDTH)])
+    return _squared(errors if errors.size else _errors(table, whole))
 
 
-def _held_out(table: np.ndarray, form: Constants, column: int) -> np.ndarray:
+def _held_out(table: np.ndarray, whole: Constants, column: int) -> np.ndarray:
     """Errors for the rows of each value of a column, by a fit to the others; none if all rows have
     one value.
+
+    whole: The fit to all rows, which is a first guess.
     """
     values = np.unique(table[column])
     left_out = [table[column] == value for value in (values if values.size > 1 else [])]
-    parts = [_errors(table[:, out], _fit(table[:, ~out], form)) for out in left_out]
+    parts = [_errors(table[:, out], _fit(table[:, ~out], whole)) for out in left_out]
     return np.concatenate([*parts, np.zeros(0)])
 
 
@@ -306,11 +209,11 @@ def _fit(table: np.ndarray, form: Constants) -> Constants:
     """
     steps, bits, _ = table
     if not form.hidden:
-        return _solved(table, form, np.ones_like(steps))
+        return _solved(table, form, np.full(len(steps), True))
     # Which transfers are late depends on the constants: those of the slowest links and the shortest
     # rounds. Each fit corrects the guess of the one before.
     likely = np.quantile(steps * bits, np.linspace(0, 1, GUESSES))
-    guesses = [1.0 * (steps * bits <= most) for most in likely]
+    guesses = [steps * bits <= most for most in likely]
     if any(form.terms.values()):
         guesses = [form.late(steps, bits)]
     found = []
