@@ -9,7 +9,7 @@ from adloco.cli.main import main
 from adloco.distributed.wire.int4 import Int4
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
-from adloco.plan.fitted_link import fit_links
+from adloco.plan.fitted_link import FittedLinks, fit_links
 from adloco.plan.measured_rows import Measure, Row, Rows, read_rows
 from adloco.plan.prediction import Prediction, Workload, predict
 from adloco.plan.target import Target
@@ -27,6 +27,10 @@ PARAMETERS, BITS = 1e6, (10e6, 30e6, 100e6, 300e6)
 Time = Callable[[float, float], float]
 
 
+def fitted(rows: Rows) -> FittedLinks:
+    return fit_links(rows, [rows.rows[0].group[0].partition("-")[0]], CLUSTER)
+
+
 def rows(method: str, time: Time, every: Sequence[int], measure: Measure) -> Rows:
     made = [
         Row(group=(method, 4.0, PARAMETERS), sync_every=h, bits_per_second=b, value=time(h, b))
@@ -37,14 +41,14 @@ def rows(method: str, time: Time, every: Sequence[int], measure: Measure) -> Row
 
 
 def planned(
-    measured: Rows, name: str, every: int, wire: str, cluster: Cluster, *more: tuple[str, str]
+    links: FittedLinks, name: str, every: int, wire: str, cluster: Cluster, *more: tuple[str, str]
 ) -> Prediction:
     settings = {"method.sync_every": str(every), "wire.format": wire}
     settings |= {"batch.initial": "8", "placement.shard_size": "1"} | dict(more)
     (one,) = candidates([name], list(settings.items()), cluster)
     workload = Workload(parameters=PARAMETERS, tokens_per_sample=128, noise_scale=None)
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
-    return predict(one, workload, cluster, target, fit_links(measured, [name], cluster))
+    return predict(one, workload, cluster, target, links)
 
 
 def on(bits: float) -> Cluster:
@@ -63,15 +67,14 @@ def test_the_constants_of_the_rows_are_those_of_the_plan(measure: Measure) -> No
     def utilisation(every: float, bits: float) -> float:
         return 0.5 * every / seconds(every, bits)
 
-    measured = rows(
-        "diloco", seconds if measure == "round_seconds" else utilisation, (5, 20, 100), measure
-    )
-    found = planned(measured, "diloco", 50, "fp32", on(50e6))
+    value = seconds if measure == "round_seconds" else utilisation
+    links = fitted(rows("diloco", value, (5, 20, 100), measure))
+    found = planned(links, "diloco", 50, "fp32", on(50e6))
     assert found.round.total == pytest.approx(25 + 0.3 + 72 / 50)
     assert found.round.computing == pytest.approx(25)
     wire = Int4()
     share = wire.block_bytes / wire.block / 4
-    other = planned(measured, "diloco", 50, "int4", on(50e6))
+    other = planned(links, "diloco", 50, "int4", on(50e6))
     assert other.round.total == pytest.approx(25 + 0.3 + share * 72 / 50), "by its bytes"
 
 
@@ -81,8 +84,8 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
     def utilisation(every: float, bits: float) -> float:
         return 0.5 * every / (0.55 * every + 0.2 * every**0.5 + 48e6 / bits)
 
-    measured = rows("diloco", utilisation, (1, 4, 16, 64), "compute_utilisation")
-    found = planned(measured, "diloco", 36, "fp32", on(20e6))
+    links = fitted(rows("diloco", utilisation, (1, 4, 16, 64), "compute_utilisation"))
+    found = planned(links, "diloco", 36, "fp32", on(20e6))
     assert found.round.waiting == pytest.approx(0.2 * 6, rel=1e-3)
     assert found.round.total == pytest.approx(0.55 * 36 + 0.2 * 6 + 2.4, rel=1e-3)
 
@@ -98,29 +101,29 @@ def test_a_plan_hides_what_was_hidden(measure: Measure) -> None:
         return 0.5 * every / seconds(every, bits)
 
     value = seconds if measure == "round_seconds" else utilisation
-    measured = rows("diloco", value, (1, 2, 5, 20, 100), measure)
+    links = fitted(rows("diloco", value, (1, 2, 5, 20, 100), measure))
     for every in (4, 50):
-        found = planned(measured, "diloco", every, "fp32", on(40e6)).round.total
+        found = planned(links, "diloco", every, "fp32", on(40e6)).round.total
         assert found == pytest.approx(seconds(every, 40e6)), every
-    assert planned(measured, "diloco", 4, "int4", on(40e6)).round.total == pytest.approx(2.3)
-    streamed = planned(measured, "diloco", 4, "fp32", on(20e6), ("streaming.tau", "2"))
+    assert planned(links, "diloco", 4, "int4", on(40e6)).round.total == pytest.approx(2.3)
+    streamed = planned(links, "diloco", 4, "fp32", on(20e6), ("streaming.tau", "2"))
     assert streamed.round.total == pytest.approx(seconds(4, 20e6)), "hidden once"
-    slower = planned(measured, "diloco", 4, "fp32", on(20e6), ("batch.initial", "32"))
+    slower = planned(links, "diloco", 4, "fp32", on(20e6), ("batch.initial", "32"))
     assert slower.round.total == pytest.approx(8 + 0.3), "longer steps hide all of it"
 
 
 def test_rows_in_a_wire_format_are_taken_for_it() -> None:
     int4 = rows("diloco-int4", lambda h, b: 0.5 * h + 7e6 / b, (5, 20, 100), "round_seconds")
     fp32 = rows("diloco-fp32", lambda h, b: 0.5 * h + 50e6 / b, (5, 20, 100), "round_seconds")
-    both = Rows(rows=[*int4.rows, *fp32.rows], measure="round_seconds", cells=[])
+    links = fitted(Rows(rows=[*int4.rows, *fp32.rows], measure="round_seconds", cells=[]))
     for wire, bits in (("int4", 7e6), ("fp32", 50e6)):
-        found = planned(both, "diloco", 10, wire, on(10e6))
+        found = planned(links, "diloco", 10, wire, on(10e6))
         assert found.round.total == pytest.approx(5 + bits / 10e6)
 
 
 def test_measured_steps_of_data_parallel_training_hide_nothing() -> None:
-    measured = rows("ddp", lambda h, b: 0.5 + 60e6 / b, (1,), "round_seconds")
-    assert planned(measured, "ddp", 1, "fp32", on(20e6)).round.total == pytest.approx(0.5 + 3)
+    links = fitted(rows("ddp", lambda h, b: 0.5 + 60e6 / b, (1,), "round_seconds"))
+    assert planned(links, "ddp", 1, "fp32", on(20e6)).round.total == pytest.approx(0.5 + 3)
 
 
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

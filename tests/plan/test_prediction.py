@@ -30,7 +30,7 @@ def test_every_rank_has_a_sample() -> None:
 
 
 def made(name: str, cluster: Cluster, *settings: tuple[str, str]) -> Prediction:
-    (one,) = candidates([name], [*ONE, *settings], cluster)
+    (one,) = candidates([name], [*dict([*ONE, *settings]).items()], cluster)
     target = Target(name="tokens", tokens=lambda recipe, batch: 128e3)
     return predict(one, WORKLOAD, cluster, target)
 
@@ -149,6 +149,26 @@ def test_what_fits_no_island_is_refused() -> None:
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
     with pytest.raises(ValueError, match="no candidate fits in the 0.01 GiB of an island"):
         make_plan(found, WORKLOAD, cluster, target)
+
+
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        ((), 5),  # Parameters, gradients, Muon's momentum; global parameters and their momentum.
+        ((("wire.format", "int4"), ("wire.feedback", "memory")), 6),
+        ((("outer.on_host", "true"),), 3),
+        ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "memory")), 3),
+        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "memory")), 4.5),
+        ((("model.dtype", "bf16"), ("outer.dtype", "model")), 2.5),
+    ],
+)
+def test_memory_of_an_island(settings: tuple[tuple[str, str], ...], copies: float) -> None:
+    """In copies of a million parameters in fp32. Residuals and global parameters are in fp32 in a
+    bf16 model, too.
+    """
+    cluster = Cluster(islands=2, bandwidth="100mbit", samples_per_second={8: 16.0})
+    found = made("diloco", cluster, ("inner.optimizer", "muon"), *settings)
+    assert found.memory_bytes == 4e6 * copies
 
 
 def recipe(name: str, *settings: tuple[str, str]) -> Recipe:

@@ -146,20 +146,26 @@ def _refined(table: np.ndarray, form: Constants) -> Constants:
     else as it is.
     """
     whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
-    fits = [_fit(table, replace(whole, hidden=(1 + part) / PARTS)) for part in range(PARTS)]
-    best = min(fits, key=lambda fit: round(_squared(_errors(table, fit)), 12))
+    best = _best_fit(table, [replace(whole, hidden=(1 + part) / PARTS) for part in range(PARTS)])
     late = best.late(*table[:2])
     # From one H, what is hidden is only a shorter latency.
     enough = min(late.sum(), (~late).sum()) >= LEAST_ROWS
     if enough and len(np.unique(table[STEPS])) > 1:
         form = _clearly_better(table, form, [_best(table, best)])
     ceilings = [
-        replace(each, ceiling=low * (high / low) ** (part / CEILINGS))
+        low * (high / low) ** (part / CEILINGS)
         for low, high in itertools.pairwise(np.unique(table[BANDWIDTH]).tolist())
         for part in range(CEILINGS)
-        for each in (form, form.of({**form.terms, "volume": 0.0}))
     ]
-    return _clearly_better(table, form, ceilings)
+    forms = (form, form.of({**form.terms, "volume": 0.0})) if ceilings else ()
+    limited = [_best_fit(table, [replace(each, ceiling=c) for c in ceilings]) for each in forms]
+    return _clearly_better(table, form, limited)
+
+
+def _best_fit(table: np.ndarray, forms: Sequence[Constants]) -> Constants:
+    """The fit with the smallest errors among those of several forms."""
+    fits = [_fit(table, form) for form in forms]
+    return min(fits, key=lambda fit: round(_squared(_errors(table, fit)), 12))
 
 
 def _clearly_better(table: np.ndarray, form: Constants, others: Sequence[Constants]) -> Constants:

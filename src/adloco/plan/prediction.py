@@ -17,7 +17,7 @@ from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import proportional
-from adloco.run.opened import outer_copies
+from adloco.run.opened import outer_copies, residual_copies
 
 INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
 """Copies of the parameters in the state of an inner optimizer."""
@@ -203,8 +203,12 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
 
 
 def _memory(recipe: Recipe, workload: Workload, workers: int) -> float:
+    """Bytes of an island's device; what `outer.on_host` keeps beside it is not counted."""
+    device = torch.device("cuda")
     each = 2 if recipe.model_options.dtype == "bf16" else 4
     states = INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
-    outer = 0 if recipe.data_parallel else outer_copies(recipe, torch.device("cpu"))
+    outer = 0 if recipe.data_parallel else outer_copies(recipe, device)
+    residuals = 0 if recipe.data_parallel else residual_copies(recipe, 1, device)
     shards = workers if recipe.data_parallel and recipe.placement.shard_size != 1 else 1
-    return each * workload.parameters / shards * (2 + states + outer / recipe.method.num_trainers)
+    copies = 2 + states + residuals + outer / recipe.method.num_trainers
+    return each * workload.parameters / shards * copies

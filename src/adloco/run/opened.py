@@ -58,9 +58,10 @@ class Opened:
         After a round, workers have no parameters of their own. Muon has only one moment of hidden
         matrices, so its checkpoints are smaller.
         """
-        each = 1 + ADAMW_MOMENTS + self.recipe.keeps_residuals
-        outer = outer_copies(self.recipe, torch.device("cpu"))
-        return num_bytes(self.builder) * (outer + self.recipe.method.num_workers * each)
+        recipe, host = self.recipe, torch.device("cpu")
+        workers = recipe.method.num_workers
+        each = (1 + ADAMW_MOMENTS) * workers + residual_copies(recipe, workers, host)
+        return num_bytes(self.builder) * (outer_copies(recipe, host) + each)
 
 
 def _is_replayable(builder: Builder) -> bool:
@@ -80,10 +81,24 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     Returns:
         A multiple of the model's size in its own data type; 0 if they are kept on the host.
     """
-    size = 2 if recipe.model_options.dtype == "bf16" and recipe.outer_memory.dtype == "fp32" else 1
     if recipe.outer_memory.off_device(device.type):
         return 0
+    size = _in_fp32(recipe) if recipe.outer_memory.dtype == "fp32" else 1
     return OUTER_COPIES * size * recipe.method.num_trainers
+
+
+def residual_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
+    """The memory of these workers' residuals on the device, as a multiple like that of
+    `outer_copies`.
+    """
+    if recipe.outer_memory.off_device(device.type) or not recipe.keeps_residuals:
+        return 0
+    return _in_fp32(recipe) * workers
+
+
+def _in_fp32(recipe: Recipe) -> int:
+    """The size of a float32 copy of the model, as a multiple of the model's."""
+    return 2 if recipe.model_options.dtype == "bf16" else 1
 
 
 def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:

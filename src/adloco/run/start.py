@@ -33,7 +33,7 @@ from adloco.run.json_files import write_json
 from adloco.run.machine_folders import check_machine, in_turn
 from adloco.run.memory_use import machine_bytes
 from adloco.run.micro_batch_probe import probe
-from adloco.run.opened import Opened, option_copies, outer_copies
+from adloco.run.opened import Opened, option_copies, outer_copies, residual_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.warm_start import WarmStart
@@ -282,9 +282,8 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     """
     method, device = recipe.method, placement.device
     workers = len(placement.local(method.living_workers))
-    residuals = recipe.keeps_residuals and not recipe.outer_memory.off_device(device.type)
-    copies = (COPIES_PER_WORKER + residuals) * workers + outer_copies(recipe, device)
-    copies += option_copies(recipe, workers, device)
+    copies = COPIES_PER_WORKER * workers + residual_copies(recipe, workers, device)
+    copies += outer_copies(recipe, device) + option_copies(recipe, workers, device)
     parameters = sum(parameter.numel() for parameter in builder.parameters)
     needed = num_bytes(builder) * copies // placement.shards
     on_gpu = device.type == "cuda"
