@@ -36,9 +36,11 @@ from torch import Tensor
 from adloco.algorithms.muon_step import Muon
 from adloco.cli.main import main as adloco_main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.run.records import Records
-from adloco.run.start import build_algorithm, place_workers, prepare_run
+from adloco.run.start import build_algorithm, open_recipe, place_workers, prepare_run
+from adloco.tasks.language_model import next_token_loss
 from adloco.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "gpu"
@@ -231,13 +233,18 @@ def run_command(line: Sequence[str]) -> None:
     sys.exit(adloco_main(line))
 
 
+def recipe_of(words: str) -> Recipe:
+    """The recipe that `adloco train` makes of these words."""
+    name, *flags = words.split()
+    settings = [(f.removeprefix("--"), v) for f, v in zip(flags[::2], flags[1::2], strict=True)]
+    return build_recipe(override(read_values(name), settings))
+
+
 def in_memory(words: str) -> None:
     """Train two rounds without a folder, whose checkpoint would not fit on the disk, and print the
     number of parameters and the peak memory.
     """
-    name, *flags = words.split()
-    settings = [(f.removeprefix("--"), v) for f, v in zip(flags[::2], flags[1::2], strict=True)]
-    recipe = build_recipe(override(read_values(name), settings))
+    recipe = recipe_of(words)
     algorithm = build_algorithm(prepare_run(recipe, place_workers(recipe)))
     for _ in range(2):
         algorithm.round()
@@ -309,10 +316,61 @@ def formats() -> dict[str, Result]:
     return times(wire_formats(torch.randn(VALUES, device="cuda")))
 
 
+def stacked() -> dict[str, Result]:
+    """Passes of four models with small batches: one after another, and as one computation over
+    their stacked parameters (torch.func), each eager and compiled.
+    """
+    found: dict[str, Result] = {}
+    for size, samples, context in (("0.9M", 4, 128), ("30M", 4, 1024), ("305M", 2, 512)):
+        words = f"{SIZES[size]} --data.context_tokens {context}"
+        sides = passes(words, samples, torch.device("cuda"))
+        found |= {f"{size}, {name}": result for name, result in times(sides).items()}
+        torch.compiler.reset()
+    return found
+
+
+def passes(words: str, samples: int, device: torch.device) -> dict[str, Callable[[], Any]]:
+    """Forward and backward passes of four models, in bf16 by autocast."""
+    recipe = recipe_of(f"single {words}")
+    build = open_recipe(recipe).builder
+    models = [build() for _ in range(4)]
+    for model in models:
+        build.filling(model, model)
+        model.to(device)
+    ids = torch.randint(256, (4, samples, recipe.data.context_tokens + 1), device=device)
+    params, buffers = torch.func.stack_module_state(models)
+    params = {name: each.detach() for name, each in params.items()}
+
+    def loss(params: Any, buffers: Any, one: Tensor) -> Tensor:
+        def model(**inputs: Any) -> Any:
+            return torch.func.functional_call(models[0], (params, buffers), kwargs=inputs)
+
+        return next_token_loss(model, one)
+
+    together = torch.func.vmap(torch.func.grad(loss))
+
+    def in_turn(each_loss: Callable[[Any, Tensor], Tensor] = next_token_loss) -> None:
+        for model, one in zip(models, ids, strict=True):
+            model.zero_grad()
+            each_loss(model, one).backward()
+
+    def in_bf16(function: Callable[[], Any]) -> Callable[[], Any]:
+        return torch.autocast(device.type, torch.bfloat16)(function)
+
+    compiled, together_compiled = torch.compile(next_token_loss), torch.compile(together)
+    return {
+        "in turn": in_bf16(in_turn),
+        "in turn, compiled": in_bf16(lambda: in_turn(compiled)),
+        "stacked": in_bf16(lambda: together(params, buffers, ids)),
+        "stacked, compiled": in_bf16(lambda: together_compiled(params, buffers, ids)),
+    }
+
+
 MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
+    "stacked": stacked,
     "largest": largest,
 }
 """Stages that need a CUDA device."""
