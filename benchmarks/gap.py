@@ -9,9 +9,8 @@ Problem and counting of bytes are frontier.py's; `loss` is the last one on the 2
 windows. All sizes have as many tokens in a step: 1,024 in ddp and ddp-outer, 2,048 elsewhere.
 The learning rate, the outer rate and the momentum are tuned together, on seed 1000 (the rows whose
 stage is trial), at the smallest size, for each method and number of workers, at 5 and at 20 tokens
-a parameter. Tried are all pairs of METHODS' rates and outer settings, and then the neighbours of
-the best pair in RATES and in OUTER, until none is better. Longer runs begin with the settings of
-20, whose rate is tuned again at 80 where that is wanted (RETUNED).
+a parameter; longer runs take the settings of 20. Tried are all pairs of METHODS' rates and outer
+settings, and then the neighbours of the best pair in RATES and in OUTER, until none is better.
 At another size the learning rate is divided by how much wider the model is, because Muon's steps
 have the root mean square of AdamW's at any width; nothing else changes. Final runs have seed 0, and
 seeds 1 and 2 where the gap of seed 0 is below three sigma. The corpus has 10.6M tokens, so longer
@@ -94,10 +93,6 @@ METHODS = {
 """ddp-2048 has as many tokens in a step as the arms that send less: its gap is the batch's part of
 theirs. ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3
 sends about 1/300 of the bytes of ddp, int1-h11 about 1/1,000."""
-
-RETUNED = (("ddp", 1), ("int1-h3", 4))
-"""Methods, with their workers, whose rate is tuned again at LONGEST tokens a parameter."""
-LONGEST = 80
 
 FOUR, TWO_AND_EIGHT = (("int1-h3", 4), ("int1-h11", 4)), (("int1-h3", 2), ("int1-h3", 8))
 OTHERS = (("ddp-outer", 1), *TWO_AND_EIGHT, ("int1-h11", 2), ("int1-h11", 8))
@@ -198,12 +193,6 @@ def trials(method: str, workers: int, ratio: int, rows: Rows) -> tuple[list[Run]
     Returns:
         Those that are missing, and the best one if none is.
     """
-    if ratio >= LONGEST and (method, workers) in RETUNED:
-        missing, start = trials(method, workers, 20, rows)
-        if start is None:
-            return missing, None
-        longer = replace(start, tokens=LONGEST * SMALLEST)
-        return descend([replace(longer, lr=lr) for lr in beside(RATES, start.lr)], rows)
     tried = [
         Run(
             parameters=SMALLEST,
@@ -218,31 +207,15 @@ def trials(method: str, workers: int, ratio: int, rows: Rows) -> tuple[list[Run]
         for lr in METHODS[method].rates
         for outer_lr, momentum in METHODS[method].outer or ((0.0, 0.0),)
     ]
-    return descend(tried, rows, outer=bool(METHODS[method].outer))
-
-
-def descend(
-    tried: Sequence[Run], rows: Rows, *, outer: bool = False
-) -> tuple[list[Run], Run | None]:
-    """A search that goes from the best run to its neighbours until none is better.
-
-    Args:
-        tried: The runs to begin with.
-        rows: What is stored.
-        outer: Outer settings have neighbours, too, not only rates.
-
-    Returns:
-        The runs that are missing, and the best one if none is.
-    """
     while all(run.identity in rows for run in tried):
         best = min(tried, key=lambda run: loss_of(run, rows))
         near = [replace(best, lr=lr) for lr in beside(RATES, best.lr)]
-        others = beside(OUTER, (best.outer_lr, best.momentum)) if outer else ()
-        near += [replace(best, outer_lr=rate, momentum=momentum) for rate, momentum in others]
+        outer = beside(OUTER, (best.outer_lr, best.momentum)) if METHODS[method].outer else ()
+        near += [replace(best, outer_lr=rate, momentum=momentum) for rate, momentum in outer]
         more = [run for run in dict.fromkeys(near) if run not in tried]
         if not more:
             return [], best
-        tried = [*tried, *more]
+        tried += more
     return [run for run in tried if run.identity not in rows], None
 
 
@@ -291,11 +264,6 @@ def store(row: Mapping[str, str], file: Path) -> None:
         writer.writerow(row)
 
 
-def settings(row: Mapping[str, str]) -> list[str]:
-    """What is tuned, of a row."""
-    return [row[name] for name in ("lr", "outer_lr", "momentum")]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gap:
     """The loss of a method against ddp's with the same size, tokens and seeds."""
@@ -329,10 +297,7 @@ def gaps(rows: Rows) -> list[Gap]:
     for row in rows.values():
         if row["stage"] == "final" and row["loss"]:
             place = int(row["parameters"]), int(row["tokens"]), row["method"], int(row["workers"])
-            runs = groups.setdefault(place, {})
-            if any(settings(other) != settings(row) for other in runs.values()):
-                runs.clear()  # The settings were tuned again since.
-            runs[int(row["seed"])] = row
+            groups.setdefault(place, {})[int(row["seed"])] = row
     found = []
     for (size, tokens, method, _), runs in sorted(groups.items()):
         ddp = groups.get((size, tokens, "ddp", 1), {})

@@ -68,30 +68,6 @@ def test_what_is_wanted_follows_from_what_is_stored(
     assert not gap.wanted(rows_of(gap, losses))
 
 
-def test_a_rate_that_is_tuned_again_replaces_the_one_before(gap: Any) -> None:
-    """At 80 tokens a parameter it is searched from that of 20, with the other settings kept."""
-    losses: dict[Any, float] = {}
-    while wanted := gap.trials("int1-h3", 4, 20, rows_of(gap, losses))[0]:
-        losses |= {run: abs(np.log(run.lr / 1.6e-2)) + run.momentum for run in wanted}
-    best = gap.trials("int1-h3", 4, 20, rows_of(gap, losses))[1]
-    assert (best.lr, best.momentum) == (1.6e-2, 0.0)
-    asked = []
-    while wanted := gap.trials("int1-h3", 4, 80, rows_of(gap, losses))[0]:
-        asked += [(run.tokens, run.lr) for run in wanted]
-        losses |= {run: abs(np.log(run.lr / 8e-3)) for run in wanted}
-    first = [(80 * 133_440, lr) for lr in (1.1e-2, 1.6e-2, 2.2e-2)]
-    assert asked == [*first, (80 * 133_440, 8e-3), (80 * 133_440, 5.6e-3)]
-    again = gap.trials("int1-h3", 4, 80, rows_of(gap, losses))[1]
-    assert again == replace(best, tokens=80 * 133_440, lr=8e-3)
-
-    ddp = gap.trials("ddp", 1, 20, {})[0][0]
-    runs = [gap.finals(133_440, 80, each) for each in (ddp, best, again)]
-    finals = {**dict.fromkeys(runs[0], 1.0), **dict.fromkeys(runs[1], 1.1), runs[2][1]: 1.02}
-    (found,) = [each for each in gap.gaps(rows_of(gap, finals)) if each.row["method"] != "ddp"]
-    assert (found.row["lr"], found.difference.seeds) == ("0.008", 1)
-    assert found.relative == pytest.approx(0.02)
-
-
 def test_the_law_of_invented_gaps(
     gap: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
