@@ -68,6 +68,23 @@ def test_what_is_wanted_follows_from_what_is_stored(
     assert not gap.wanted(rows_of(gap, losses))
 
 
+def test_losses_on_all_windows_are_compared_if_there_are_some(gap: Any) -> None:
+    ddp, local = (
+        gap.finals(133_440, 5, gap.trials(method, workers, 5, {})[0][0])
+        for method, workers in (("ddp", 1), ("int1-h3", 4))
+    )
+    some = {replace(run, windows=256): 2.0 for run in ddp}
+    some |= {replace(run, windows=256): 2.1 for run in local}
+    for losses, gap_of_all in ((some, 0.05), (some | {ddp[0]: 1.9}, 0.05)):
+        (found,) = gap.of_several(gap.gaps(rows_of(gap, losses)))
+        assert found.relative == pytest.approx(gap_of_all)
+        assert found.difference.seeds == 3
+    both = some | {ddp[0]: 1.9, local[0]: 1.938}
+    (found,) = gap.of_several(gap.gaps(rows_of(gap, both)))
+    assert (found.row["windows"], found.difference.seeds) == ("0", 1)
+    assert found.relative == pytest.approx(0.02)
+
+
 def test_the_law_of_invented_gaps(
     gap: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,8 +112,8 @@ def test_the_law_of_invented_gaps(
     gap.main(["--table", "--fit", "--picture", "--csv", str(file)])
     printed = capsys.readouterr().out
     # 100 syncs of a bit a parameter against 1,000 of 32 bits.
-    row = "| 0.13M | 5 | int1-h3 | 4 | 0.011 | 1 / 0.3 | 500 | 320x | 2 | 2.0400 | +2.0% ± 0.0 |"
-    assert row in printed.splitlines()
+    row = "| 0.13M | 5 | int1-h3 | 4 | 0.011 | 1 / 0.3 | 500 | 320x | 2 | all | 2.0400 |"
+    assert f"{row} +2.0% ± 0.0 |" in printed.splitlines()
     assert "| tokens a parameter | -" in printed
     assert file.with_suffix(".png").read_bytes()[1:4] == b"PNG"
     few = [each for each in gap.gaps(gap.read(file)) if each.row["workers"] == "2"]
