@@ -307,6 +307,7 @@ def gaps(rows: Rows) -> list[Gap]:
             size, tokens, workers, windows = (
                 int(row[name]) for name in ("parameters", "tokens", "workers", "windows")
             )
+            # All windows, which are 0, are the last of a place and replace the others below.
             place = size, tokens, row["method"], workers, -windows
             groups.setdefault(place, {})[int(row["seed"])] = row
     found: dict[tuple[int, int, str, int], Gap] = {}
@@ -321,7 +322,6 @@ def gaps(rows: Rows) -> list[Gap]:
             row = next(iter(runs.values()))
             loss = float(np.mean([float(row["loss"]) for row in runs.values()]))
             fewer = float(next(iter(ddp.values()))["bytes"]) / float(row["bytes"])
-            # All windows, which are 0, come last.
             found[size, tokens, method, workers] = Gap(
                 row=row, loss=loss, fewer=fewer, difference=difference
             )

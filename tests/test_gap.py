@@ -75,10 +75,9 @@ def test_losses_on_all_windows_are_compared_if_there_are_some(gap: Any) -> None:
     )
     some = {replace(run, windows=256): 2.0 for run in ddp}
     some |= {replace(run, windows=256): 2.1 for run in local}
-    for losses, gap_of_all in ((some, 0.05), (some | {ddp[0]: 1.9}, 0.05)):
-        (found,) = gap.of_several(gap.gaps(rows_of(gap, losses)))
-        assert found.relative == pytest.approx(gap_of_all)
-        assert found.difference.seeds == 3
+    (found,) = gap.of_several(gap.gaps(rows_of(gap, some | {ddp[0]: 1.9})))
+    assert found.relative == pytest.approx(0.05), "with ddp on some windows alone"
+    assert found.difference.seeds == 3
     both = some | {ddp[0]: 1.9, local[0]: 1.938}
     (found,) = gap.of_several(gap.gaps(rows_of(gap, both)))
     assert (found.row["windows"], found.difference.seeds) == ("0", 1)

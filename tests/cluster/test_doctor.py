@@ -75,9 +75,13 @@ def test_a_machine_that_others_cannot_reach(
     assert "where no other machine reaches it" in capsys.readouterr().err
 
 
-def test_the_size_of_a_checkpoint(small: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more", ["", "--model.dtype bf16 --wire.format int4 --wire.feedback memory"]
+)
+def test_the_size_of_a_checkpoint(more: str, small: list[str], tmp_path: Path) -> None:
     """Of a run that is stopped in a round. Besides the tensors, it has some kilobytes of text."""
-    run = make_run("diloco", [*small, "--model.hidden_size", "128", "--inner.optimizer", "adamw"])
+    words = [*small, "--model.hidden_size", "128", "--inner.optimizer", "adamw", *more.split()]
+    run = make_run("diloco", words)
     rounds = run.rounds()
     next(rounds)
     run.stop()

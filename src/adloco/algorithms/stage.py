@@ -126,13 +126,13 @@ class Option:
         """
         return ""
 
-    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
+    def copies(self, outer: int, residuals: int, workers: int) -> int:
         """Memory that the stage takes on the device, as a multiple of the model's size.
 
         Args:
             outer: The memory of all trainers' global parameters and outer momentum.
+            residuals: That of the workers' residuals.
             workers: Workers in this process.
-            feedback: True if workers have residuals.
         """
         return 0
 

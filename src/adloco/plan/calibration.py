@@ -3,7 +3,7 @@
 Each group of rows takes those terms that predict best what they were not fitted to: every value of
 H, and every bandwidth, is left out once. All bytes cross the link, so `inefficiency` comes beside
 `volume` only; and two bandwidths cannot tell the two apart, so it takes three. Then it takes the
-part of the steps that hides transfers, and the ceiling, that predict best, if that is clearly
+part of the steps that hides transfers, and the ceiling, that fit best, if they predict clearly
 better than none.
 """
 
@@ -142,8 +142,8 @@ def _can_tell(table: np.ndarray, terms: Collection[str]) -> bool:
 
 
 def _refined(table: np.ndarray, form: Constants) -> Constants:
-    """The form with what hides transfers, and the ceiling, that predict clearly better than none;
-    else as it is.
+    """The form with what hides transfers, and the ceiling, that fit best, if they predict clearly
+    better than none; else as it is.
     """
     whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
     best = _best_fit(table, [replace(whole, hidden=(1 + part) / PARTS) for part in range(PARTS)])

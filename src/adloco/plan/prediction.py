@@ -207,8 +207,9 @@ def _memory(recipe: Recipe, workload: Workload, workers: int) -> float:
     device = torch.device("cuda")
     each = 2 if recipe.model_options.dtype == "bf16" else 4
     states = INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
-    outer = 0 if recipe.data_parallel else outer_copies(recipe, device)
-    residuals = 0 if recipe.data_parallel else residual_copies(recipe, 1, device)
     shards = workers if recipe.data_parallel and recipe.placement.shard_size != 1 else 1
-    copies = 2 + states + residuals + outer / recipe.method.num_trainers
+    copies: float = 2 + states
+    if not recipe.data_parallel:
+        copies += outer_copies(recipe, device) / recipe.method.num_trainers
+        copies += residual_copies(recipe, 1, device)
     return each * workload.parameters / shards * copies

@@ -103,8 +103,5 @@ def _in_fp32(recipe: Recipe) -> int:
 
 def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
     """The memory that options take for these workers, as a multiple like that of `outer_copies`."""
-    outer = outer_copies(recipe, device)
-    return sum(
-        option.copies(outer, workers, feedback=recipe.keeps_residuals)
-        for option in recipe.options.values()
-    )
+    outer, residuals = outer_copies(recipe, device), residual_copies(recipe, workers, device)
+    return sum(option.copies(outer, residuals, workers) for option in recipe.options.values())

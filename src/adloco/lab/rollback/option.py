@@ -44,11 +44,11 @@ class Spikes(Option):
     def active(self) -> bool:
         return self.on_spike != "off"
 
-    def copies(self, outer: int, workers: int, *, feedback: bool) -> int:
+    def copies(self, outer: int, residuals: int, workers: int) -> int:
         """Copies of a round's start: AdamW's moments and residuals of the workers, and the
         trainers' outer state.
         """
-        return (2 + feedback) * workers + outer if self.on_spike == "rollback" else 0
+        return 2 * workers + residuals + outer if self.on_spike == "rollback" else 0
 
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:
