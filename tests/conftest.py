@@ -19,8 +19,11 @@ from tests import warm_python as server
 # Before anything of Hugging Face is imported: tests reach for no network and leave nothing in the
 # caches of whoever runs them.
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="adloco-tests-")
-atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+# Processes that they start take theirs, which only this one removes.
+OWN = f"adloco-tests-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-"
+if OWN not in os.environ.get("HF_HOME", ""):
+    os.environ["HF_HOME"] = tempfile.mkdtemp(prefix=OWN)
+    atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 # Before torch is imported: several processes of pytest and many ranks share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -3,12 +3,16 @@ is refused.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+from transformers.utils import import_utils
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.distributed.dtensor import gather_shards
@@ -216,6 +220,50 @@ def peak_of_a_rank(shards: int) -> tuple[int, int]:
 def test_no_rank_ever_holds_the_whole_of_a_sharded_model() -> None:
     for most, elements in run_on_ranks(peak_of_a_rank, 4, 4):
         assert most < 0.45 * elements  # A quarter, and one of eight blocks whole.
+
+
+class Asked(TorchDispatchMode):
+    """What a computation reads back on the host, and the masks that its attention is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads, self.masks, self.attentions = 0, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.reads += "_local_scalar_dense" in str(func)
+        if "scaled_dot_product" in str(func):
+            self.attentions += 1
+            given = [*args[3:], *(kwargs or {}).values()]
+            self.masks += any(isinstance(each, Tensor) for each in given)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_a_llama_s_pass_reads_nothing_back_and_has_no_mask(
+    captured: bool, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask the GPU whether a sample has several texts, and build a mask where it
+    is captured; the numbers are those of its own attention.
+    """
+    shape = replace(TINY, num_kv_heads=kv_heads)
+    ours = builder(shape.config(256)).whole()
+    theirs = AutoModelForCausalLM.from_config(shape.config(256), attn_implementation="sdpa")
+    theirs.load_state_dict(ours.state_dict())
+    ids = torch.arange(4 * 17).reshape(4, 17)
+    reads = []
+    expected = next_token_loss(theirs, ids)
+    with monkeypatch.context() as patched:
+        patched.setattr(import_utils, "is_cuda_stream_capturing", lambda: captured)
+        for model in (ours, theirs):
+            with Asked() as asked:
+                loss = next_token_loss(model, ids)
+            reads.append((asked.reads, asked.masks))
+            if model is ours:
+                assert asked.attentions == 2
+                assert torch.equal(loss, expected)
+    assert reads[0] == (0, 0)
+    assert reads[1] != (0, 0), "otherwise nothing would have to be done"
 
 
 def test_gradient_checkpointing_gives_the_same_gradients() -> None:

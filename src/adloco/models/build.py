@@ -22,7 +22,7 @@ from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import Head, ModelOptions, is_causal
-from adloco.models.transformers_versions import recompute_activations
+from adloco.models.transformers_versions import causal_attention, recompute_activations
 from adloco.models.weights import StoredWeights, find_weights
 
 
@@ -75,10 +75,12 @@ class ModelBuilder:
         # Older versions of transformers give this type to the head alone; the body takes the
         # configuration's.
         self.config.dtype = self._dtype
+        plain = self.config.model_type == "llama" and is_causal(self.head)
+        chosen = {"attn_implementation": causal_attention()} if plain else {}
         try:
             with torch.device("meta"):
                 return self._auto.from_config(
-                    self.config, dtype=self._dtype, trust_remote_code=False
+                    self.config, dtype=self._dtype, trust_remote_code=False, **chosen
                 )
         except Exception as error:
             # Sizes that do not fit together, or a type without this head. The message of

@@ -1,4 +1,4 @@
-"""Parts of transformers that differ between the versions that adloco supports."""
+"""Parts of transformers that differ between the versions that adloco supports, or stand in the way."""
 
 from typing import Any
 
@@ -31,3 +31,18 @@ def known_changes() -> tuple[type, ...]:
     return tuple(
         getattr(core_model_loading, name) for name in names if hasattr(core_model_loading, name)
     )
+
+
+def causal_attention() -> str:
+    """The name under which transformers has torch's attention without a mask, for models whose
+    samples have neither padding nor several texts that must not see each other.
+
+    With "sdpa" it looks for such texts in each forward pass, for which the host waits for the GPU,
+    and gives a pass that is captured as a graph another attention, with a mask.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    name = "causal_sdpa"  # Any that it has no function for masks of.
+    AttentionInterface.register(name, sdpa_attention_forward)
+    return name
