@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ from adloco.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "gpu"
 STAGE_SECONDS = 540
+CUDA_TESTS = ("tests/run/test_cuda.py", "tests/run/test_memory_use.py", "tests/elastic")
 LARGE = ("1.1B", "3.4B", "6.7B")
-"""Sizes of the stage largest."""
+"""Sizes of the stages largest-SIZE."""
 WARM_UP_ROUNDS = 2
 WIDTH, LAYERS, VALUES, TURNS = 1024, 24, 291 << 20, 10
 PACKAGE = 500_000
@@ -116,7 +118,7 @@ def instances(size: str, samples: int, context: int) -> dict[str, str]:
     """Four trainers on one device with small batches, at once and one after another."""
     words = f"adloco {SIZES[size]} --data.context_tokens {context} {MUON} {STEPS}"
     words += " --method.num_trainers 4 --method.sync_every 10 --merge.policy none"
-    words += f" {batch(samples, samples)} {same(samples)}"
+    words += f" {batch(samples, samples)} {same(samples)} --run.compile false"
     return {"at once": f"{words} --run.threads 4", "in turn": f"{words} --run.threads 1"}
 
 
@@ -253,25 +255,19 @@ def in_memory(words: str) -> None:
     print(sum(each.numel() for each in params), peak)
 
 
-def largest(extra: str = "") -> dict[str, Result]:
-    """Models of growing size, until one does not fit: two workers whose global parameters are on
-    the host.
-    """
-    found: dict[str, Result] = {}
-    ends = time.monotonic() + STAGE_SECONDS
-    for size in LARGE:
-        words = f"diloco {SIZES[size]} {LONG} --method.workers_per_trainer 2 --method.sync_every 2 "
-        words += f"{batch(4, 2)} --outer.on_host true --model.gradient_checkpointing true "
-        words += f"--model.dtype bf16 --run.inner_steps 4 --run.compile false {extra}"
-        ended, said = in_child(in_memory, words, ends - time.monotonic())
-        if "GiB" in ended.get("failure", ""):  # By our own check or torch's: that is the answer.
-            ended["does_not_fit"] = ended.pop("failure")
-        found[size] = {"words": words} | ended
-        if ended.keys() & {"failure", "does_not_fit"}:
-            break
+def largest(size: str, extra: str = "") -> dict[str, Result]:
+    """A large model, as two workers whose global parameters are on the host."""
+    words = f"diloco {SIZES[size]} {LONG} --method.workers_per_trainer 2 --method.sync_every 2 "
+    words += f"{batch(4, 2)} --outer.on_host true --model.gradient_checkpointing true "
+    words += f"--model.dtype bf16 --run.inner_steps 4 --run.compile false {extra}"
+    ended, said = in_child(in_memory, words, STAGE_SECONDS)
+    if "GiB" in ended.get("failure", ""):  # By our own check or torch's: that is the answer.
+        ended["does_not_fit"] = ended.pop("failure")
+    found = {"words": words} | ended
+    if not ended.keys() & {"failure", "does_not_fit"}:
         parameters, peak = map(int, said[-1].split())
-        found[size] |= {"parameters": parameters, "peak_bytes": peak}
-    return found
+        found |= {"parameters": parameters, "peak_bytes": peak}
+    return {size: found}
 
 
 def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
@@ -297,7 +293,9 @@ def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
 
 def cuda_tests() -> dict[str, Result]:
     """The tests that need a CUDA device."""
-    line = [sys.executable, "-m", "pytest", "-q", "tests", "-k", "cuda", "-p", "no:benchmark"]
+    # Ended in time, so that what it said is stored.
+    line = ["timeout", "--signal=INT", str(STAGE_SECONDS), sys.executable, "-m", "pytest"]
+    line += ["-q", "-p", "no:benchmark", *CUDA_TESTS, "-k", "cuda"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=FOLDER.parent.parent)
     return {"tests": {"failure" if done.returncode else "end": done.stdout[-1500:]}}
 
@@ -371,7 +369,7 @@ MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "optimizers": optimizers,
     "formats": formats,
     "stacked": stacked,
-    "largest": largest,
+    **{f"largest-{size}": partial(largest, size) for size in LARGE},
 }
 """Stages that need a CUDA device."""
 

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -125,6 +126,30 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
         same(one, other, rel=1e-6)
     # Updates read the gradients of captured passes, which stay in one place.
     assert (graphs.captures > 0) == (part == "updates")
+
+
+def test_a_capture_that_fails_ends_for_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch leaves it, no cached memory would be freed any more; and the cause is said."""
+
+    class Capture:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *error: object) -> None:
+            raise RuntimeError("the capture was invalidated")
+
+    def fails() -> None:
+        raise RuntimeError("the cause")
+
+    ended: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    stream = SimpleNamespace(device_index=3)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *given, **named: Capture())
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: ended.append(given))
+    with pytest.raises(RuntimeError, match="the cause"):
+        cuda_graphs.Graph(fails, "pool")
+    assert ended == [(3, "pool")]
 
 
 @pytest.mark.parametrize("shared_work", [math.inf, 0.0])

@@ -98,11 +98,22 @@ def test_gather_orders_by_worker_and_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "together", "expected"),
-    [("cpu", 0, False, 5), ("cuda", 0, False, 1), ("cuda", 0, True, 5), ("cuda", 3, True, 3)],
+    ("device", "threads", "together", "apart", "expected"),
+    [
+        ("cpu", 0, False, False, 5),
+        ("cuda", 0, False, False, 1),
+        ("cuda", 0, True, False, 5),
+        ("cuda", 3, True, False, 3),
+        ("cuda", 3, True, True, 1),
+    ],
 )
 def test_how_many_workers_run_at_once(
-    device: str, threads: int, together: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    threads: int,
+    together: bool,
+    apart: bool,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A GPU trains them one after another, unless all are small or a number is given."""
     monkeypatch.setattr(placement, "num_cores", lambda: 5)
@@ -115,8 +126,17 @@ def test_how_many_workers_run_at_once(
     monkeypatch.setattr(placement, "map_in_threads", noted)
     on_it = OneProcess(threads=threads)
     on_it.device = torch.device(device)
-    on_it.map(abs, [1, 2], nothing, together=together)
+    on_it.map(abs, [1, 2], nothing, together=together, apart=apart)
     assert called == [expected]
+
+
+@pytest.mark.parametrize(("device", "same"), [("cpu", True), ("cuda", False)])
+def test_one_worker_trains_on_a_gpu_in_a_thread_as_several_do(device: str, same: bool) -> None:
+    """What is compiled would be compiled again in a thread with other intra-operator threads."""
+    on_it = OneProcess()
+    on_it.device = torch.device(device)
+    (thread,) = on_it.map(lambda _: threading.current_thread(), [1], nothing)
+    assert (thread is threading.current_thread()) is same
 
 
 @pytest.mark.parametrize("gpus", [False, True])

@@ -51,11 +51,18 @@ class Graph:
         stream = torch.cuda.current_stream()
         # Workers in other threads may use the device meanwhile.
         mode = "thread_local"
-        with (
-            CAPTURING,
-            torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=mode),
-        ):
-            self.results = function()
+        try:
+            with (
+                CAPTURING,
+                torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode=mode),
+            ):
+                self.results = function()
+        except RuntimeError as error:
+            # The end of a capture that failed fails, too, before the allocator is told of it: until
+            # then it frees nothing, and memory seems to run out (pytorch issue 180395).
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+            raise error.__context__ or error from None
 
     def replay(self) -> None:
         """Do what the function did; its results are in `results`."""
@@ -65,6 +72,10 @@ class Graph:
 def has_graphs(device: torch.device) -> bool:
     """True if a device has CUDA graphs."""
     return device.type == "cuda"
+
+
+def _new_pool(device: torch.device) -> Any:
+    return torch.cuda.graph_pool_handle() if has_graphs(device) else None
 
 
 class CapturedPasses:
@@ -80,7 +91,7 @@ class CapturedPasses:
         self._device = parameters[0].device
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._pool = _new_pool(self._device)
         self._refused = False
 
     @property
@@ -218,7 +229,7 @@ class CapturedUpdate:
             self._graph = None
         elif self._graph is None and not self._refused:
             try:
-                self._graph = Graph(updated, None)
+                self._graph = Graph(updated, _new_pool(norm.device))
             except RuntimeError as error:
                 _warn("updates", error)
                 self._refused = True

@@ -119,6 +119,8 @@ class Round:
                 workers,
                 on_failure=halted.set,
                 together=all(worker.shares_device(tasks[worker.id]) for worker in workers),
+                # While a thread compiles a model, none can call one that is compiled.
+                apart=any(worker.engine.compiles for worker in workers),
             )
         except BaseException:
             halted.clear()

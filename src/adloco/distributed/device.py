@@ -44,6 +44,15 @@ def on_stream(stream: Any) -> Iterator[None]:
         outside.wait_stream(stream)
 
 
+def used_here(tensors: Sequence[Tensor]) -> None:
+    """Say that the current stream uses tensors that may have been made in another one, which would
+    otherwise reuse their memory as soon as they are gone.
+    """
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch to the device: any nesting of tuples, lists and dictionaries of tensors."""
     if isinstance(batch, Tensor):

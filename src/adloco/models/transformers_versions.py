@@ -1,4 +1,6 @@
-"""Parts of transformers that differ between the versions that adloco supports, or stand in the way."""
+"""Parts of transformers that differ between the versions that adloco supports, or that it needs in
+another way.
+"""
 
 from typing import Any
 

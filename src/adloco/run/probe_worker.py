@@ -7,6 +7,7 @@ It is built as the run does (sharded, replicated), on a whole island: all ranks 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median, quantiles
 from threading import Event
@@ -36,7 +37,7 @@ class ProbeWorker:
         """
         recipe, placement, builder = opened.recipe, opened.placement, opened.builder
         self._device = placement.device
-        self._ranks = placement.ranks_per_worker
+        self._placement, self._ranks = placement, placement.ranks_per_worker
         free_memory(self._device)
         self._before = held_bytes(self._device)
         problem = opened.problem(data)
@@ -96,7 +97,8 @@ class ProbeWorker:
         self._worker.halving.limit = 0
         until = [0.0]
         for end in ends:
-            self._worker.advance(task, end, Event())
+            advance = partial(self._worker.advance, task, halted=Event())
+            self._placement.map(advance, [end], on_failure=lambda: None)
             until.append(self._worker.round.busy_seconds)
         if self._worker.halving.limit:
             raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")

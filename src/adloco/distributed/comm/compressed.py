@@ -18,6 +18,7 @@ from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks, sums
 from adloco.distributed.comm.buckets import Contributions, bucket_indices, rounded_origin, sum_dtype
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
+from adloco.distributed.device import used_here
 from adloco.distributed.dtensor import first_element, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.traffic import ring
@@ -72,6 +73,7 @@ class CompressedSum:
             self._buckets, self._rows, self._sums, strict=True
         ):
             count = len(rows.owners)
+            used_here([values, *([] if lost is None else [lost])])
             if lost is not None:
                 self._keep(join(lost, count, sharded), rows.owners, indices)
             for index, place in self._places(join(values, count, sharded), indices):

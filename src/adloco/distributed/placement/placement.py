@@ -151,6 +151,7 @@ class Placement:
         items: Sequence[Item],
         on_failure: Callable[[], None],
         together: bool = False,
+        apart: bool = False,
     ) -> list[Result]:
         """Call the function on each local item, concurrently where that helps.
 
@@ -160,6 +161,7 @@ class Placement:
             on_failure: Called as soon as one item fails or the wait is interrupted, to end the
                 others early. The error is raised once all have ended.
             together: True if several items at once use a GPU better than one after another.
+            apart: True if one must have ended before another begins.
         """
         if self.ranks_per_worker > 1:
             # One after another in this thread: workers of one island would mix up their collectives
@@ -167,7 +169,7 @@ class Placement:
             # collectives would meet those of the failed worker on the other ranks.
             return [function(item) for item in items]
         at_once = self._threads or (num_cores() if together or self.device.type == "cpu" else 1)
-        return map_in_threads(function, items, on_failure, at_once, self.device)
+        return map_in_threads(function, items, on_failure, 1 if apart else at_once, self.device)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         """Reductions among these workers, also on ranks that have none of them."""
