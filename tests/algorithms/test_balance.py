@@ -1,14 +1,17 @@
 """Shares that follow measured speed, on clocks that move only when a sample is read."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from adloco import BatchGuards, OneProcess, SpeedShares, SwitchMode
+from adloco import AdLoCo, BatchGuards, OneProcess, SpeedShares, SwitchMode
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from tests.problems import (
     Clock,
     ClockOfThread,
+    Interrupting,
     Timed,
     make_run,
     outer_sgd,
@@ -134,3 +137,27 @@ def test_speeds_are_part_of_the_state() -> None:
     other = make_run(shares=SpeedShares())
     other.load_state_dict(run.state_dict())
     assert other.state.speeds == run.state.speeds
+
+
+def test_seconds_before_a_stop_count_in_the_round_that_is_resumed() -> None:
+    """Those of one worker are all before it. Both wait as long as in a run that was not stopped."""
+
+    def begun() -> tuple[AdLoCo, Interrupting]:
+        clock = Clock()
+        source = Interrupting(Timed(regression(2), clock))
+        guards, placement = BatchGuards(initial=8), OneProcess(threads=1)
+        told: dict[str, Any] = {"guards": guards, "placement": placement, "clock": clock}
+        return make_run(data=source, sync_every=10, shares=SpeedShares(), **told), source
+
+    whole, _ = begun()
+    stopped, source = begun()
+    source.before(15, stopped.stop)
+    assert stopped.round() is None
+    resumed, _ = begun()
+    resumed.load_state_dict(stopped.state_dict())
+    reports = [run.round() for run in (whole, resumed)]
+    for report in reports:
+        assert report is not None
+        times = [(worker.busy_seconds, worker.wait_seconds) for worker in report.workers]
+        assert times == [(40, 40), (40, 40)]
+    assert resumed.state.speeds == whole.state.speeds == {0: 0.5, 1: 0.5}

@@ -146,7 +146,8 @@ def test_a_capture_that_fails_ends_for_the_allocator_too(monkeypatch: pytest.Mon
     stream = SimpleNamespace(device_index=3)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "graph", lambda *given, **named: Capture())
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: ended.append(given))
+    told = "torch._C._cuda_endAllocateToPool"
+    monkeypatch.setattr(told, lambda *given: ended.append(given))
     with pytest.raises(RuntimeError, match="the cause"):
         cuda_graphs.Graph(fails, "pool")
     assert ended == [(3, "pool")]

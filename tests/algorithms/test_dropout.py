@@ -196,3 +196,19 @@ def test_ranks_draw_alike(ranks: int, shards: int, replicas: int) -> None:
 def test_a_compiled_model_that_drops_is_refused() -> None:
     with pytest.raises(ValueError, match="a compiled model cannot draw dropout"):
         dropping(compile=True)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_multihead_attention_draws_from_it_too(weights: bool) -> None:
+    """Its function has attention and dropout inside, which the context does not see."""
+    layer, inputs = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.randn(2, 5, 8)
+
+    def output(position: int) -> Tensor:
+        with own_dropout(0, 0, position, CPU):
+            attended: Tensor = layer(inputs, inputs, inputs, need_weights=weights)[0]
+        return attended
+
+    assert output(3).equal(output(3))
+    assert not output(3).equal(output(4))
+    layer.dropout = 0.0
+    torch.testing.assert_close(output(3), layer(inputs, inputs, inputs)[0])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +79,14 @@ def test_ranks_share_the_workers_that_are_left() -> None:
 def test_who_may_be_dropped(dropped: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="dropped must be some of the workers 0 to 2, not all"):
         run_with(6, dropped)
+
+
+def test_bytes_of_a_worker_go_on_without_a_jump() -> None:
+    """They are a mean over the run's workers, of which there were more before."""
+    whole = run_with(9, ())
+    before = [report.bytes_communicated for report in whole.rounds(2)]
+    left = run_with(9, (1,))
+    left.load_state_dict(whole.state_dict())
+    after = [report.bytes_communicated for report in left.rounds(2)]
+    sent = np.diff([0, *before, *after])
+    assert sent == pytest.approx([before[0]] * 4)

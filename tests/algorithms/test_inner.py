@@ -8,7 +8,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
+from transformers import BertConfig, GPT2Config, LlamaConfig
 
 from adloco import InnerAdamW, InnerMuon, InnerSGD
 from adloco.algorithms import muon_step
@@ -309,3 +311,29 @@ def test_muon_rounds_a_step_once(
     # One rounding may fall to the other side of a tie.
     assert (parameter.detach() == expected).double().mean() > 0.9 or own != torch.bfloat16
     assert far <= spacing
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "taken"),
+    [
+        (GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=8, eos_token_id=0), "CausalLM", []),
+        (
+            BertConfig(num_hidden_layers=1, num_attention_heads=1, hidden_size=4, vocab_size=8),
+            "SequenceClassification",
+            ["bert.pooler.dense.weight"],
+        ),
+        (LlamaConfig(num_hidden_layers=1, num_attention_heads=1, hidden_size=4), "CausalLM", []),
+    ],
+    ids=["gpt2", "bert", "llama"],
+)
+def test_muon_takes_no_embedding_and_no_head_of_other_names(
+    config: Any, head: str, taken: list[str]
+) -> None:
+    """GPT-2's are wte, which is its output layer too, and wpe."""
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
+    (group,) = InnerMuon()(model)[0].param_groups
+    found = {id(parameter) for parameter in group["params"]}
+    names = [name for name, each in model.named_parameters() if id(each) in found]
+    layers = ("attn", "attention", "mlp", "intermediate", ".output")
+    assert any(part in name for name in names for part in layers)
+    assert [name for name in names if not any(part in name for part in layers)] == taken

@@ -74,6 +74,8 @@ CUT = (
     "bytes_inside",
     "bytes",
     "busy_seconds",
+    "rank_seconds",
+    "ranks",
     "wait_seconds",
     "sync",
 )

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.shipped import shipped_recipes
+from adloco.distributed.testing import run_on_ranks
 from adloco.options import option_metrics
-from adloco.run import saving
+from adloco.run import saving, training_run
 from adloco.run.checkpoint import list_all, list_checkpoints
 from adloco.run.training_run import TrainingRun
 from tests.problems import SHARED_DATA, cases, needs_shared_data, without_timings
@@ -506,6 +508,40 @@ def test_a_checkpoint_within_a_round_changes_nothing_and_is_resumed(
     assert resumed.algorithm.state.in_round
     assert len(list(resumed.rounds())) == len(expected) - 2
     assert numbers(tmp_path / "killed") == expected
+
+
+def paused_and_stopped(words: list[str]) -> list[float]:
+    """A rank of a run that is paused in its second round, and stopped in its third.
+
+    Returns:
+        Tokens per second of the two rounds that end, where each stretch takes a second.
+    """
+    training_run.time = SimpleNamespace(monotonic=itertools.count().__next__)  # type: ignore[attr-defined]
+    run = make_run("diloco", words)
+    passes = itertools.count(1)
+
+    def act(model: Any, inputs: Any) -> None:
+        number = next(passes)
+        if number in (6, 10):  # Rounds have four steps.
+            (run.pause if number == 6 else run.stop)()
+
+    worker = next(iter(run.algorithm.workers.values()))
+    worker.model.register_forward_pre_hook(act)
+    return [record["tokens_per_second"] for record in run.rounds()]
+
+
+def test_tokens_of_a_round_that_was_paused_are_those_of_all_ranks(
+    small: list[str], tmp_path: Path
+) -> None:
+    found = run_on_ranks(paused_and_stopped, 2, [*small, "--evaluation.every", "1000"])
+    first, stop = (
+        json.loads((tmp_path / "run" / name).read_text().splitlines()[line])
+        for name, line in (("metrics.jsonl", 0), ("starts.jsonl", -1))
+    )
+    assert found[0] == found[1] == [first["tokens"], first["tokens"] / 2]
+    assert stop["kind"] == "stop"
+    # The stop is heard after the step, and the other rank's worker has trained two, too.
+    assert stop["tokens"] == 2.5 * first["tokens"]
 
 
 def test_the_time_without_a_checkpoint_is_limited(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import adloco
 from adloco.cli.arguments import take_settings
@@ -118,3 +119,39 @@ def test_a_tokenizer_that_was_trained_is_taken_from_the_other_run(
         adloco.train("diloco", from_run=first.folder, **given)
     given["data.tokenizer"] = str(error.value).rpartition("data.tokenizer to ")[2].strip("'")
     assert adloco.train("diloco", from_run=first.folder, **given).finished
+
+
+class Blended(nn.Module):
+    """A model with a frozen embedding, and a part that comes in over the first passes, which a
+    buffer counts.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, 16).requires_grad_(False)
+        self.mix, self.head = nn.Linear(16, 16), nn.Linear(16, vocab_size)
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+        state = self.embed(ids)
+        logits: Tensor = self.head(state + (self.passes / 10).clamp(max=1.0) * self.mix(state))
+        return logits
+
+
+def test_what_is_not_trained_is_the_other_run_s_too(small: list[str], tmp_path: Path) -> None:
+    """Frozen parameters, which are drawn by the seed, and counts: in a run that begins with the
+    model at hardly any rate, and where it is loaded.
+    """
+    given, _ = take_settings([*small, "--run.tokens", "3000", "--inner.optimizer", "adamw"])
+    made = {"model.source": "module", "model.factory": f"{__name__}:Blended"}
+    kept = {name: value for name, value in given if not name.startswith("model.")}
+    settings = kept | made | {"run.folder": str(tmp_path / "first")}
+    first = adloco.train("single", **{"inner.lr": 0.01}, **settings)
+    loss = first.records[-1]["val_loss"]
+    assert adloco.load(tmp_path / "first").evaluate(windows=8)["loss"] == pytest.approx(loss)
+
+    other = {"run.folder": str(tmp_path / "second"), "run.seed": 7, "inner.lr": 1e-9}
+    second = adloco.train("single", from_run=str(tmp_path / "first"), **settings | other)
+    assert second.records[0]["val_loss"] == pytest.approx(loss)

@@ -310,20 +310,23 @@ class AdLoCo:
         whole `state_dict`.
         """
         parts, handed = self.state.parts(self.placement), self._bytes_handed()
-        return {
-            name: {**part, "bytes": list(handed)} if name == RUN else part
-            for name, part in parts.items()
-        }
+        counted = {"bytes": list(handed), "ranks": self.placement.num_ranks}
+        return {name: {**part, **counted} if name == RUN else part for name, part in parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, or from those of its entries that `local_parts` names.
 
         Call it on all ranks.
         """
-        parts = dict(state)
+        parts, saved = dict(state), state[RUN]
         parts[RUN] = of_workers(parts[RUN], self.method.living_workers)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
-        self._bytes_before = self.placement.total_bytes() - Bytes(*parts[RUN]["bytes"])
+        # Reports divide by today's workers and ranks, so that totals are as if of these.
+        workers = len(self.method.living_workers) / len(saved["workers"])
+        ranks = self.placement.num_ranks / saved.get("ranks", self.placement.num_ranks)
+        between, sent, inside = saved["bytes"]
+        total = Bytes(between * workers, sent * workers, inside * ranks)
+        self._bytes_before = self.placement.total_bytes() - total
         self._parts.halted.clear()
         self._round = Round(self.state, self._parts, 0, 0) if self.state.in_round else None
 

@@ -3,8 +3,8 @@ data stream and the position of the first sample.
 
 So a resumed run draws the same masks without saved generator states, workers of one process do not
 disturb one another, and a second pass over the same samples (inner products, recomputed
-activations) gets the same masks. Random numbers other than dropout's come from torch's global
-generator.
+activations) gets the same masks. Other random numbers come from torch's global generator, also
+those of less usual dropout (of channels, of nn.LSTM, AlphaDropout).
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -49,11 +50,15 @@ class OwnDropout(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:
+            # Its body runs outside of this context, so it gets its dropout and attention by name.
+            own = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention}
+            inside = FunctionType(func.__code__, func.__globals__ | own)
+            inside.__defaults__, inside.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
+            return inside(*args, **kwargs)
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention and (
-            kwargs.get("dropout_p", 0.0) or (len(args) > 4 and args[4])
-        ):
+        if func is functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -71,7 +76,12 @@ class OwnDropout(TorchFunctionMode):
         kept = torch.empty_like(input).bernoulli_(1 - p, generator=self._generator).div_(1 - p)
         return input.mul_(kept) if inplace else input * kept
 
-    def _attention(
+    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("dropout_p", 0.0) or (len(args) > 4 and args[4]):
+            return self._attention_with_dropout(*args, **kwargs)
+        return functional.scaled_dot_product_attention(*args, **kwargs)
+
+    def _attention_with_dropout(
         self,
         query: Tensor,
         key: Tensor,

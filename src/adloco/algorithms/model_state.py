@@ -150,11 +150,23 @@ def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         target.copy_(in_memory_of(scattered(source, target), target))
 
 
+@torch.no_grad()
+def forget(optimizer: torch.optim.Optimizer) -> None:
+    """Set an optimizer's state to zeros, with which SGD without dampening, Adam and Muon go on as
+    if they had none. A merge can average them with those of others, as it could not what is gone.
+    """
+    for tensor in optimizer_tensors(optimizer):
+        tensor.zero_()
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a copy of a saved state into an optimizer.
+    """Load a copy of a saved state into an optimizer; an empty one makes it forget its own.
 
     The saved tensors are whole; each is sharded like its parameter.
     """
+    if not saved["state"]:
+        forget(optimizer)
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def placed(value: Any, parameter: Tensor) -> Any:

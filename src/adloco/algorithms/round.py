@@ -43,7 +43,6 @@ class Round:
         """
         self._state = state
         self._parts = parts
-        self._training_seconds = 0.0
         if not state.in_round:
             state.round_steps, state.final_samples = inner_steps, final_samples
             state.events_done = 0
@@ -125,7 +124,9 @@ class Round:
         except BaseException:
             halted.clear()
             raise
-        self._training_seconds += self._parts.clock() - began
+        seconds = self._parts.clock() - began
+        for worker in workers:
+            worker.round.rank_seconds += seconds
 
     def _stopped(self) -> bool:
         """True if any rank was told to stop. Waits for all ranks."""
@@ -157,7 +158,7 @@ class Round:
         # A rank with more workers than cores trains them in turns. Its seconds over those of its
         # slowest worker say how many; a clock that stood still must not divide by zero.
         longest = max(worker.round.busy_seconds for worker in workers)
-        turns = max(1.0, self._training_seconds / max(longest, 1e-9))
+        turns = max(1.0, max(worker.round.rank_seconds for worker in workers) / max(longest, 1e-9))
         ended = {
             worker.id: replace(
                 worker.round,

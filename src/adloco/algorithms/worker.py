@@ -28,7 +28,14 @@ from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
-from adloco.algorithms.model_state import ADVICE, Replica, copy_all, load_optimizer, state_buffers
+from adloco.algorithms.model_state import (
+    ADVICE,
+    Replica,
+    copy_all,
+    forget,
+    load_optimizer,
+    state_buffers,
+)
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
@@ -255,9 +262,9 @@ class Worker:
         self.round.restarts += 1
 
     def forget(self) -> None:
-        """Clear optimizer state and residuals, as at the start of the run."""
+        """Set optimizer state and residuals to zeros, as at the start of the run."""
         for optimizer in self.optimizers:
-            optimizer.state.clear()
+            forget(optimizer)
         for residual in self.replica.residuals:
             residual.zero_()
 

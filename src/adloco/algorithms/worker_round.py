@@ -17,6 +17,8 @@ class WorkerRound:
     turn_seconds: float = 0.0
     """`busy_seconds` times the turns in which its rank's workers run: 1 if all run at once, 2 if
     they take twice as long as the slowest of them. Set at the end of the round."""
+    rank_seconds: float = 0.0
+    """Seconds of its rank's inner steps, of all workers there; not gathered."""
     loss_sum: float = 0.0
     """Sum of the losses of its samples; set at the end of the round."""
     samples: float = 0.0

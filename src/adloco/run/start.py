@@ -91,7 +91,7 @@ def prepare_run(
     if stored:
         return RunParts(**vars(opened), notices=notices)
     other, task = recipe.model_options.from_run, opened.task
-    start = WarmStart(Path(other), task, placement) if other else None
+    start = WarmStart(Path(other), task, placement, problem) if other else None
     notices += [recipe.unused, read_whole(opened.builder, placement)]
     notices += [start.notice] if start else []
     if not recipe.data.streaming:

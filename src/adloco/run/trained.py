@@ -5,16 +5,16 @@ short text that a finished run shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from adloco.algorithms.method import Problem
 from adloco.algorithms.model_state import copy_all, state_buffers
-from adloco.algorithms.state_parts import trainer_part, workers_of
+from adloco.algorithms.state_parts import trainer_part, worker_part, workers_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.metrics import Record
@@ -76,6 +76,8 @@ def load_trained(
     model = builder.whole().to(choose_device(recipe.run.device))
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], state_buffers(model, floating=True))
+    if counters := state_buffers(model, floating=False):
+        copy_all(stored_counters(stored, chosen), counters)
     return Trained(stored=stored, model=model, trainer=chosen, problem=problem)
 
 
@@ -112,6 +114,15 @@ def stored_trainer(
         f"{', '.join(map(str, living))}",
     )
     return stored, chosen, need(stored.checkpoint, trainer_part(chosen))["outer"]
+
+
+def stored_counters(stored: StoredRun, trainer: int) -> Sequence[Tensor]:
+    """The buffers of a trainer's model that are not averaged, such as counts and flags: those of
+    its first worker, which is the one that is evaluated.
+    """
+    first = workers_of(stored.algorithm)[trainer][0]
+    counters: Sequence[Tensor] = need(stored.checkpoint, worker_part(first))["inner"]["counters"]
+    return counters
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:

@@ -278,7 +278,7 @@ class TrainingRun:
                 )
                 # A run made longer is not finished any more.
                 (self.folder / SUMMARY).unlink(missing_ok=True)
-            self.starts.begin(self._point(self.algorithm.state.samples_so_far))
+            self.starts.begin(self._point(self.algorithm.state.saved_samples))
             with self._clock.running():
                 try:
                     for record in self._train():
@@ -296,9 +296,12 @@ class TrainingRun:
         )
 
     def _train(self) -> Iterator[Record]:
+        # Of all workers, also in a round that another process began.
+        samples, seconds = self.algorithm.state.saved_samples, 0.0
         while not self.finished:
-            before, samples = time.monotonic(), self.algorithm.state.samples_so_far
+            began = time.monotonic()
             report = self._round()
+            seconds += time.monotonic() - began
             content = cache(self._checkpoint)
             if report is None:
                 ends, self._told = self.placement.any(self._told), False
@@ -315,7 +318,8 @@ class TrainingRun:
                 # The round can be larger than planned, so `last` can have been False.
                 self.algorithm.average_replicas()
             trained = (self.algorithm.state.samples - samples) * self.recipe.data.context_tokens
-            record = self._record(report, tokens_per_second=trained / (time.monotonic() - before))
+            record = self._record(report, tokens_per_second=trained / seconds)
+            samples, seconds = self.algorithm.state.samples, 0.0
             if self.placement.is_rank_zero:
                 self.records.add(record, report)
             self.newest = record
@@ -422,7 +426,9 @@ class TrainingRun:
         name = self._checkpoint_name()
         self.saving.try_to_save(name, lambda: {**content(), **of_others}, last=last)
         if last:
-            self.starts.stop(self._point(self.algorithm.state.samples_so_far))
+            state, placement = self.algorithm.state, self.placement
+            begun = placement.total(state.samples_so_far - state.samples)
+            self.starts.stop(self._point(state.samples + round(begun / placement.ranks_per_worker)))
 
     def _copy(self, content: Content) -> None:
         assert self.copies, "asked only if there are some"

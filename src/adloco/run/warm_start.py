@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Problem
-from adloco.algorithms.model_state import Replica, copy_all
+from adloco.algorithms.model_state import Replica, copy_all, state_buffers
 from adloco.algorithms.state_parts import trainer_part
 from adloco.data.transformers_tokenizer import PRETRAINED
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.run.folder import TOKENIZER
-from adloco.run.trained import stored_trainer
+from adloco.run.own_problem import builder_of
+from adloco.run.trained import stored_builder, stored_counters, stored_trainer
 from adloco.tasks.task import Task
 from adloco.whole_file import checksums
 
@@ -21,7 +23,9 @@ from adloco.whole_file import checksums
 class WarmStart:
     """The model of another run, for the models of this process to begin with."""
 
-    def __init__(self, folder: Path, task: Task, placement: Placement) -> None:
+    def __init__(
+        self, folder: Path, task: Task, placement: Placement, problem: Problem | None
+    ) -> None:
         """Read the model: that of the trainer with the lowest validation loss, from the newest
         checkpoint.
 
@@ -29,6 +33,7 @@ class WarmStart:
             folder: Folder of the other run.
             task: The task of the new run.
             placement: Where its workers live.
+            problem: The problem of a new run from Python.
 
         Raises:
             ValueError: The folder cannot be read, the tokenizers differ, or the ranks do not see
@@ -59,16 +64,16 @@ class WarmStart:
         require(
             same, "the model of model.from_run differs between ranks; give all of them the same run"
         )
-        self._folder = folder
-        self._params: Sequence[Tensor] = outer["params"]
-        self._buffers: Sequence[Tensor] = outer["buffers"]
+        self._folder, self._problem = folder, problem
+        self._stored, self._trainer = stored, trainer
+        self._averaged: Sequence[Tensor] = [*outer["params"], *outer["buffers"]]
 
     def of(self, problem: Problem) -> Problem:
         """The problem, with models that begin with these parameters."""
 
         def build() -> nn.Module:
             model = problem.build_model()
-            self._check_shape(Replica.of(model))
+            self._check_shape(model)
             if problem.fill is None:
                 self._fill(model, model)
             return model
@@ -80,12 +85,12 @@ class WarmStart:
 
         return replace(problem, build_model=build, fill=fill if problem.fill else None)
 
-    def _check_shape(self, mine: Replica) -> None:
-        shapes = [tuple(tensor.shape) for tensor in (*self._params, *self._buffers)]
-        wanted = [tuple(tensor.shape) for tensor in (*mine.params, *mine.buffers)]
+    def _check_shape(self, model: nn.Module) -> None:
+        found, own = self._tensors(model)
+        shapes, wanted = ([tuple(tensor.shape) for tensor in each] for each in (found, own))
         differing = [
             f"{name} is {there} there and {here} here"
-            for name, there, here in zip(mine.names, shapes, wanted, strict=False)
+            for name, there, here in zip(Replica.of(model).names, shapes, wanted, strict=False)
             if there != here
         ]
         differing += [f"it has {len(shapes)} tensors there and {len(wanted)} here"]
@@ -97,12 +102,38 @@ class WarmStart:
 
     def _fill(self, model: nn.Module, part: nn.Module) -> None:
         """Copy the parameters and buffers that a part of the model owns, or all for the model."""
-        mine = Replica.of(model)
         own = {*part.parameters(), *part.buffers()}
-        pairs = zip((*self._params, *self._buffers), (*mine.params, *mine.buffers), strict=True)
+        pairs = zip(*self._tensors(model), strict=True)
         chosen = [(source, target) for source, target in pairs if target in own]
         copy_all([source for source, _ in chosen], [target for _, target in chosen])
 
+    def _tensors(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of the other run's model, and those of this one in the same order."""
+        mine, counters = Replica.of(model), state_buffers(model, floating=False)
+        found, own = [*self._averaged], [*mine.params, *mine.buffers]
+        if counters:
+            found, own = [*found, *self._counters], [*own, *counters]
+        if frozen := _frozen(model):
+            found, own = [*found, *self._frozen], [*own, *frozen]
+        return found, own
+
+    @cached_property
+    def _counters(self) -> Sequence[Tensor]:
+        return stored_counters(self._stored, self._trainer)
+
+    @cached_property
+    def _frozen(self) -> Sequence[Tensor]:
+        """Parameters that are not trained are in no checkpoint: they are what the run built."""
+        stored, own = self._stored, self._problem
+        builder = builder_of(own, stored.recipe, self._folder) if own else stored_builder(stored)
+        return _frozen(builder.whole())
+
     def release(self) -> None:
         """Free the memory of the other run's model, once all models have been built."""
-        self._params = self._buffers = ()
+        self._averaged = ()
+        vars(self).pop("_counters", None)
+        vars(self).pop("_frozen", None)
+
+
+def _frozen(model: nn.Module) -> list[Tensor]:
+    return [each for each in model.parameters() if not each.requires_grad]

@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from adloco import AdLoCo, BatchGuards, Int4, NormTest, RoundReport, TensorSource
+from adloco import AdLoCo, BatchGuards, Int4, NormTest, OneProcess, RoundReport, TensorSource
+from adloco.algorithms import round as round_module
+from adloco.algorithms.merging import apply_merge
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.lab.rollback.losses import FEWEST
 from adloco.lab.rollback.option import Spikes
 from adloco.lab.rollback.stage import NO_SPIKE
+from adloco.rules.merge import MergeFates
+from adloco.rules.merge_policies.smallest import MergeSmallest
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     TWO_WORKERS_PLACED,
@@ -172,3 +177,62 @@ def test_all_placements_roll_back_the_same(ranks: int, shards: int, replicas: in
     for found, own in run_on_ranks(rolled_back, ranks, shards, replicas):
         assert found == reports
         assert own == pytest.approx(params, rel=1e-9)
+
+
+@pytest.mark.parametrize("spiking", [0, 1])
+@pytest.mark.parametrize("inner_state", ["keep", "mean"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_merge_after_the_first_round_was_undone(
+    spiking: int, inner_state: Any, ranks: int
+) -> None:
+    """The trainer has no momentum then: 0, of which the merge takes the mean with the other's."""
+    if ranks == 1:
+        found = [merged(spiking, inner_state)]
+    else:
+        found = run_on_ranks(merged, ranks, spiking, inner_state, timeout_seconds=60)
+    for rolled_back, momenta, mean in found:
+        assert rolled_back == [int(trainer == spiking) for trainer in (0, 1)]
+        if ranks == 1:  # Elsewhere a rank has the momentum of its own trainer alone.
+            assert momenta[spiking] == [0.0] * 4
+        known = momenta[1 - spiking]
+        if any(known):
+            assert mean == pytest.approx([value / 2 for value in known])
+
+
+def merged(spiking: int, inner_state: Any) -> tuple[list[int], list[list[float]], list[float]]:
+    """Two trainers, one of which has a spike in the first round, after which they merge.
+
+    Returns:
+        Whose rounds were undone, the outer momenta as far as they are on this rank, before the
+        merge, and the survivor's after it.
+    """
+    long = FEWEST + 10
+    source = regression(2, samples=4000)
+    numbered = TensorSource(torch.arange(4000), num_streams=2)
+    source.tensors[1][numbered.read(spiking, (FEWEST + 5) * 8, 8)] += 1000.0
+    run = spiky_run(
+        num_trainers=2,
+        workers_per_trainer=1,
+        data=source,
+        sync_every=long,
+        guards=BatchGuards(initial=8),
+        merge=MergeSmallest(count=2, every=1, first_round=1),
+        fates=MergeFates(inner_state=inner_state),
+        placement=place(2, torch.device("cpu"), 1) if dist.is_initialized() else OneProcess(),
+    )
+    momenta: dict[int, list[float]] = {}
+
+    def noted(merge: Any, trainers: Any, *rest: Any) -> Any:
+        for trainer in trainers.values():
+            flat = [each.flatten() for each in trainer.outer.momentum()]
+            momenta[trainer.id] = torch.cat(flat).tolist() if flat else []
+        return apply_merge(merge, trainers, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(round_module, "apply_merge", noted)
+        report = run.round()
+    assert report is not None and report.merges
+    (survivor,) = run.trainers.values()
+    mean = torch.cat([each.flatten() for each in survivor.outer.momentum()]).tolist()
+    rolled_back = [(NO_SPIKE | row.more)["rolled_back"] for row in report.trainers]
+    return rolled_back, [momenta[0], momenta[1]], mean

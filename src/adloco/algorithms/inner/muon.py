@@ -52,8 +52,9 @@ class InnerMuon:
     """Muon's momentum: the share of the old one in the new one."""
     betas: tuple[float, float] = setting((0.9, 0.95), aliases=("beta1",))
     """AdamW's averaging coefficients of the gradient and of its square."""
-    exclude: tuple[str, ...] = ("embed", "lm_head")
-    """AdamW takes matrices whose name contains one of these: embeddings and the output head."""
+    exclude: tuple[str, ...] = ("embed", "lm_head", "classifier", "score")
+    """AdamW takes matrices whose name contains one of these, and whatever their names those of
+    nn.Embedding and of the output layer that a model of transformers names."""
     split: Mapping[str, Any] = field(default_factory=dict)
     """Matrices whose name contains a key consist of blocks along their longer side, which are
     orthogonalised on their own: the number of equal blocks, or their sizes, for instance
@@ -76,7 +77,12 @@ class InnerMuon:
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         named = trainable(model)
-        hidden = {name: matrix for name, matrix in named.items() if self._is_hidden(name, matrix)}
+        outer = _outer_layers(model)
+        hidden = {
+            name: matrix
+            for name, matrix in named.items()
+            if matrix.ndim == 2 and matrix not in outer and not any(p in name for p in self.exclude)
+        }
         rest = [parameter for name, parameter in named.items() if name not in hidden]
         none = "Muon needs a model with hidden matrices, and this one has none"
         require(bool(hidden), f"{none}; use adamw")
@@ -91,9 +97,6 @@ class InnerMuon:
         )
         adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
         return [muon, adamw.build(rest)] if rest else [muon]
-
-    def _is_hidden(self, name: str, parameter: Tensor) -> bool:
-        return parameter.ndim == 2 and not any(part in name for part in self.exclude)
 
     def _groups(self, hidden: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         """Groups for torch: the matrices that have the same blocks."""
@@ -122,3 +125,12 @@ class InnerMuon:
                 )
                 return sizes
         return ()
+
+
+def _outer_layers(model: nn.Module) -> set[Tensor]:
+    """The matrices of embeddings, and of the output layer if the model says which one it is."""
+    from torch.nn import Embedding
+
+    layers = [module for module in model.modules() if isinstance(module, Embedding)]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return {layer.weight for layer in [*layers, head] if layer is not None}

@@ -234,11 +234,18 @@ class Placement:
 
     def largest(self, number: float) -> float:
         """The largest of the numbers of all ranks."""
+        return self._reduced(number, dist.ReduceOp.MAX)
+
+    def total(self, number: float) -> float:
+        """The sum of the numbers of all ranks."""
+        return self._reduced(number, dist.ReduceOp.SUM)
+
+    def _reduced(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
         if self._alone:
             return number
-        most = torch.tensor(number, dtype=torch.float64, device=message_device())
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return float(most)
+        result = torch.tensor(number, dtype=torch.float64, device=message_device())
+        dist.all_reduce(result, operation)
+        return float(result)
 
     def total_bytes(self) -> Bytes:
         """Bytes that all ranks have given to collectives so far."""

@@ -48,8 +48,8 @@ class SecondMoments:
         before, which does not depend on the gradient's noise. None before the first step.
         """
         state, gradient = self.optimizer.state.get(parameter, {}), parameter.grad
-        if "exp_avg_sq" not in state or gradient is None:
-            return None
+        if "exp_avg_sq" not in state or gradient is None or not state["step"]:
+            return None  # No step yet, or none since the state was forgotten.
         moments, own = local(state["exp_avg_sq"]), local(gradient)
         wide = torch.promote_types(moments.dtype, torch.float32)
         v: Tensor = torch.maximum(moments.to(wide), own.to(wide).square().mul_(1 - self.beta))
