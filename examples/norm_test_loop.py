@@ -1,5 +1,5 @@
 """The norm test in a training loop of your own: the batch grows with the gradient's noise. Both
-commands print the same numbers.
+commands print the same numbers, to rounding.
 
     python examples/norm_test_loop.py
     # Data-parallel (DDP); with shard_size=0 instead of replica_size=0 it is FSDP2.
