@@ -144,7 +144,7 @@ def summarise(
     Args:
         records: The lines of metrics.jsonl.
         measures: What the task measures in an evaluation.
-        num_parameters: Of the model.
+        num_parameters: Of the model, as far as they are trained.
         recipe: Name of the recipe.
         trainer: Whose measures to take; None for those of the best trainer in each round.
     """
