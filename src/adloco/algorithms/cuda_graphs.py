@@ -62,7 +62,9 @@ class Graph:
             # then it frees nothing, and memory seems to run out (pytorch issue 180395).
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-            raise error.__context__ or error from None
+            if isinstance(error.__context__, RuntimeError | KeyboardInterrupt):
+                raise error.__context__ from None  # The cause.
+            raise
 
     def replay(self) -> None:
         """Do what the function did; its results are in `results`."""

@@ -131,6 +131,6 @@ def _outer_layers(model: nn.Module) -> set[Tensor]:
     """The matrices of embeddings, and of the output layer if the model says which one it is."""
     from torch.nn import Embedding
 
-    layers = [module for module in model.modules() if isinstance(module, Embedding)]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, Embedding)]
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return {layer.weight for layer in [*layers, head] if layer is not None}
+    return {layer.weight for layer in [*layers, head] if hasattr(layer, "weight")}
