@@ -210,5 +210,7 @@ def test_multihead_attention_draws_from_it_too(weights: bool) -> None:
 
     assert output(3).equal(output(3))
     assert not output(3).equal(output(4))
+    with torch.device("cpu"):  # Another context of this kind.
+        assert output(3).equal(output(3))
     layer.dropout = 0.0
     torch.testing.assert_close(output(3), layer(inputs, inputs, inputs)[0])

@@ -1,13 +1,16 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adloco import DiLoCo, OuterOptimizer
+from adloco.algorithms.model_state import forget
+from adloco.algorithms.muon_step import Muon
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.traffic import Traffic
@@ -195,3 +198,35 @@ def test_settings_of_sgd_that_are_not_tried_are_fine(momentum: object, nesterov:
             OuterOptimizer(options=options)
     else:
         OuterOptimizer(options=options)
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), True),
+        (lambda p: torch.optim.AdamW(p, lr=0.1), True),
+        (lambda p: Muon(p, lr=0.1, weight_decay=0.1, momentum=0.9), True),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), False),
+        (lambda p: torch.optim.NAdam(p, lr=0.1), False),
+        (lambda p: torch.optim.Rprop(p, lr=0.1), False),
+    ],
+    ids=["sgd", "adamw", "muon", "dampening", "nadam", "rprop"],
+)
+def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) -> None:
+    """With zeros, which a merge can average, if it begins with them."""
+    weights = [nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
+    used, fresh = (make([weight]) for weight in weights)
+
+    def step(optimizer: torch.optim.Optimizer, weight: Tensor, seed: int) -> None:
+        weight.grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+        optimizer.step()
+
+    step(used, weights[0], 0)
+    forget(used)
+    assert bool(used.state) == kept
+    with torch.no_grad():
+        weights[0].fill_(1)
+    for seed in range(1, 4):
+        step(used, weights[0], seed)
+        step(fresh, weights[1], seed)
+        assert weights[0].equal(weights[1])

@@ -130,12 +130,17 @@ def test_how_many_workers_run_at_once(
     assert called == [expected]
 
 
-@pytest.mark.parametrize(("device", "same"), [("cpu", True), ("cuda", False)])
-def test_one_worker_trains_on_a_gpu_in_a_thread_as_several_do(device: str, same: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "apart", "same"),
+    [("cpu", True, True), ("cuda", False, True), ("cuda", True, False)],
+)
+def test_one_compiled_worker_has_a_thread_on_a_gpu_as_several_do(
+    device: str, apart: bool, same: bool
+) -> None:
     """What is compiled would be compiled again in a thread with other intra-operator threads."""
     on_it = OneProcess()
     on_it.device = torch.device(device)
-    (thread,) = on_it.map(lambda _: threading.current_thread(), [1], nothing)
+    (thread,) = on_it.map(lambda _: threading.current_thread(), [1], nothing, apart=apart)
     assert (thread is threading.current_thread()) is same
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
 from transformers.utils import import_utils
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
@@ -21,7 +20,7 @@ from adloco.models.build import ModelBuilder
 from adloco.models.source import Head, ModelOptions
 from adloco.models.sources.llama import LlamaShape
 from adloco.models.sources.named_model import NamedModel
-from adloco.tasks.language_model import next_token_loss
+from adloco.tasks.language_model import cross_entropy, next_token_loss
 from tests.problems import build_llama, cases, tokens
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64)
@@ -244,26 +243,18 @@ def test_a_llama_s_pass_reads_nothing_back_and_has_no_mask(
     captured: bool, kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers would ask the GPU whether a sample has several texts, and build a mask where it
-    is captured; the numbers are those of its own attention.
+    is captured; the numbers are those of its own attention, which the model has otherwise.
     """
-    shape = replace(TINY, num_kv_heads=kv_heads)
-    ours = builder(shape.config(256)).whole()
-    theirs = AutoModelForCausalLM.from_config(shape.config(256), attn_implementation="sdpa")
-    theirs.load_state_dict(ours.state_dict())
+    model = builder(replace(TINY, num_kv_heads=kv_heads).config(256)).whole()
     ids = torch.arange(4 * 17).reshape(4, 17)
-    reads = []
-    expected = next_token_loss(theirs, ids)
-    with monkeypatch.context() as patched:
-        patched.setattr(import_utils, "is_cuda_stream_capturing", lambda: captured)
-        for model in (ours, theirs):
-            with Asked() as asked:
-                loss = next_token_loss(model, ids)
-            reads.append((asked.reads, asked.masks))
-            if model is ours:
-                assert asked.attentions == 2
-                assert torch.equal(loss, expected)
-    assert reads[0] == (0, 0)
-    assert reads[1] != (0, 0), "otherwise nothing would have to be done"
+    expected = cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
+    monkeypatch.setattr(import_utils, "is_cuda_stream_capturing", lambda: captured)
+    with Asked() as asked:
+        assert torch.equal(next_token_loss(model, ids), expected)
+    assert (asked.reads, asked.masks, asked.attentions) == (0, 0, 2)
+    with Asked() as asked:
+        model(input_ids=ids, use_cache=False)
+    assert (asked.reads > 0, asked.masks > 0) == (not captured, captured), "nothing needs doing"
 
 
 def test_gradient_checkpointing_gives_the_same_gradients() -> None:

@@ -544,6 +544,27 @@ def test_tokens_of_a_round_that_was_paused_are_those_of_all_ranks(
     assert stop["tokens"] == 2.5 * first["tokens"]
 
 
+def test_a_round_that_was_stopped_is_continued_by_the_same_run(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its speed is that of what was left, and its lines agree about the tokens."""
+    run = make_run("diloco", [*small, "--evaluation.every", "1000"])
+    passes = itertools.count(1)
+    worker = next(iter(run.algorithm.workers.values()))
+    hook = worker.model.register_forward_pre_hook(
+        lambda model, inputs: run.stop() if next(passes) == 6 else None
+    )
+    (first,) = run.rounds()
+    hook.remove()
+    seconds = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr(training_run, "time", seconds)
+    second = next(run.rounds())
+    lines = (tmp_path / "run" / "starts.jsonl").read_text().splitlines()
+    begun, stopped, resumed = (json.loads(line)["tokens"] for line in lines)
+    assert begun == 0 < first["tokens"] < stopped == resumed
+    assert second["tokens_per_second"] == second["tokens"] - stopped
+
+
 def test_the_time_without_a_checkpoint_is_limited(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

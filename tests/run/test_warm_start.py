@@ -141,17 +141,24 @@ class Blended(nn.Module):
 
 
 def test_what_is_not_trained_is_the_other_run_s_too(small: list[str], tmp_path: Path) -> None:
-    """Frozen parameters, which are drawn by the seed, and counts: in a run that begins with the
-    model at hardly any rate, and where it is loaded.
+    """Counts: in a run that begins with the model at hardly any rate, and wherever it is loaded.
+    Frozen parameters, which no checkpoint has, must be drawn by the same seed.
     """
     given, _ = take_settings([*small, "--run.tokens", "3000", "--inner.optimizer", "adamw"])
     made = {"model.source": "module", "model.factory": f"{__name__}:Blended"}
     kept = {name: value for name, value in given if not name.startswith("model.")}
-    settings = kept | made | {"run.folder": str(tmp_path / "first")}
+    settings = kept | made | {"run.folder": str(tmp_path / "first"), "run.seed": 5}
     first = adloco.train("single", **{"inner.lr": 0.01}, **settings)
     loss = first.records[-1]["val_loss"]
-    assert adloco.load(tmp_path / "first").evaluate(windows=8)["loss"] == pytest.approx(loss)
 
-    other = {"run.folder": str(tmp_path / "second"), "run.seed": 7, "inner.lr": 1e-9}
-    second = adloco.train("single", from_run=str(tmp_path / "first"), **settings | other)
+    other = {"run.folder": str(tmp_path / "second"), "inner.lr": 1e-9}
+    begun = {"from_run": str(tmp_path / "first")} | settings | other
+    second = adloco.train("single", **begun)
     assert second.records[0]["val_loss"] == pytest.approx(loss)
+    for folder in ("first", "second"):
+        found = adloco.load(tmp_path / folder).evaluate(windows=8)["loss"]
+        assert found == pytest.approx(loss)
+    elsewhere = {"run.folder": str(tmp_path / "third"), "run.seed": 7}
+    with pytest.raises(ValueError, match=r"are not trained, .* give run\.seed 5, by which they"):
+        adloco.train("single", **begun | elsewhere)
+    assert not (tmp_path / "third").exists()

@@ -53,7 +53,8 @@ class OwnDropout(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             # Its body runs outside of this context, so it gets its dropout and attention by name.
             own = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention}
-            inside = FunctionType(func.__code__, func.__globals__ | own)
+            inside = FunctionType(func.__code__, scope := func.__globals__ | own)
+            scope[func.__name__] = inside  # Which it names where another context is open, too.
             inside.__defaults__, inside.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
             return inside(*args, **kwargs)
         if func is functional.dropout:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory
+from adloco.algorithms.muon_step import Muon
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm, trainable
-from adloco.errors import NonFiniteLossError
+from adloco.errors import NonFiniteLossError, require
 
 LARGEST = 1e37
 """Parameters with this norm or a larger one count as infinite, because sums and differences of such
@@ -152,9 +153,17 @@ def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def forget(optimizer: torch.optim.Optimizer) -> None:
-    """Set an optimizer's state to zeros, with which SGD without dampening, Adam and Muon go on as
-    if they had none. A merge can average them with those of others, as it could not what is gone.
+    """Forget an optimizer's state: it goes on as if it began.
+
+    SGD without dampening, Adam and Muon begin with zeros and keep these, because a merge averages
+    them with the states of others.
     """
+    if isinstance(optimizer, torch.optim.SGD):
+        zeros = not any(group["dampening"] for group in optimizer.param_groups)
+    else:
+        zeros = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, Muon)
+    if not zeros:
+        optimizer.state.clear()
     for tensor in optimizer_tensors(optimizer):
         tensor.zero_()
 
@@ -167,6 +176,15 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     if not saved["state"]:
         forget(optimizer)
         return
+    sizes, own_sizes = (
+        [len(group["params"]) for group in groups]
+        for groups in (saved["param_groups"], optimizer.param_groups)
+    )
+    require(
+        sizes == own_sizes,
+        f"the inner or outer optimizer has groups of {own_sizes} parameters here and had {sizes} "
+        "when the state was saved; resume it with the version of adloco that began it",
+    )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def placed(value: Any, parameter: Tensor) -> Any:

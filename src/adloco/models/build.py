@@ -6,6 +6,7 @@ the part's name, so they are the same on every placement. Trained weights are re
 if `models.weights` finds them.
 """
 
+import copy
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import Head, ModelOptions, is_causal
-from adloco.models.transformers_versions import causal_attention, recompute_activations
+from adloco.models.transformers_versions import recompute_activations
 from adloco.models.weights import StoredWeights, find_weights
 
 
@@ -75,12 +76,11 @@ class ModelBuilder:
         # Older versions of transformers give this type to the head alone; the body takes the
         # configuration's.
         self.config.dtype = self._dtype
-        plain = self.config.model_type == "llama" and is_causal(self.head)
-        chosen = {"attn_implementation": causal_attention()} if plain else {}
         try:
             with torch.device("meta"):
+                # Each model has its own, of which `without_mask` changes an entry.
                 return self._auto.from_config(
-                    self.config, dtype=self._dtype, trust_remote_code=False, **chosen
+                    copy.deepcopy(self.config), dtype=self._dtype, trust_remote_code=False
                 )
         except Exception as error:
             # Sizes that do not fit together, or a type without this head. The message of

@@ -2,6 +2,9 @@
 another way.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 
@@ -35,16 +38,33 @@ def known_changes() -> tuple[type, ...]:
     )
 
 
-def causal_attention() -> str:
-    """The name under which transformers has torch's attention without a mask, for models whose
-    samples have neither padding nor several texts that must not see each other.
+@contextmanager
+def without_mask(model: Any) -> Iterator[None]:
+    """A context in which a Llama makes no mask but the causal one: for samples that have neither
+    padding nor several texts that must not see each other.
 
-    With "sdpa" it looks for such texts in each forward pass, for which the host waits for the GPU,
-    and gives a pass that is captured as a graph another attention, with a mask.
+    Otherwise it looks for such texts in each forward pass, for which the host waits for the GPU,
+    and gives a pass that is captured as a graph another attention, with a mask. Other models are
+    left as they are.
     """
+    config: Any = getattr(getattr(model, "module", model), "config", None)  # DDP wraps a model.
+    kind = getattr(config, "model_type", ""), getattr(config, "_attn_implementation", "")
+    if kind != ("llama", "sdpa"):
+        yield
+        return
+    config._attn_implementation = _causal_attention()
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+@cache
+def _causal_attention() -> str:
+    """A name under which transformers has torch's attention, but no function for masks."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    name = "causal_sdpa"  # Any that it has no function for masks of.
+    name = "causal_sdpa"
     AttentionInterface.register(name, sdpa_attention_forward)
     return name

@@ -98,7 +98,8 @@ class ProbeWorker:
         until = [0.0]
         for end in ends:
             advance = partial(self._worker.advance, task, halted=Event())
-            self._placement.map(advance, [end], on_failure=lambda: None)
+            apart = self._worker.engine.compiles
+            self._placement.map(advance, [end], on_failure=lambda: None, apart=apart)
             until.append(self._worker.round.busy_seconds)
         if self._worker.halving.limit:
             raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")

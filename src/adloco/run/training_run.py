@@ -278,7 +278,7 @@ class TrainingRun:
                 )
                 # A run made longer is not finished any more.
                 (self.folder / SUMMARY).unlink(missing_ok=True)
-            self.starts.begin(self._point(self.algorithm.state.saved_samples))
+            self.starts.begin(self._point(self._samples()))
             with self._clock.running():
                 try:
                     for record in self._train():
@@ -295,9 +295,16 @@ class TrainingRun:
             seconds=round(self._clock.seconds, 3),
         )
 
+    def _samples(self) -> int:
+        """Samples that all workers have trained on, those of a round in progress included. Called
+        on all ranks.
+        """
+        state, placement = self.algorithm.state, self.placement
+        begun = placement.total(state.samples_so_far - state.samples)
+        return state.samples + round(begun / placement.ranks_per_worker)
+
     def _train(self) -> Iterator[Record]:
-        # Of all workers, also in a round that another process began.
-        samples, seconds = self.algorithm.state.saved_samples, 0.0
+        samples, seconds = self._samples(), 0.0
         while not self.finished:
             began = time.monotonic()
             report = self._round()
@@ -426,9 +433,7 @@ class TrainingRun:
         name = self._checkpoint_name()
         self.saving.try_to_save(name, lambda: {**content(), **of_others}, last=last)
         if last:
-            state, placement = self.algorithm.state, self.placement
-            begun = placement.total(state.samples_so_far - state.samples)
-            self.starts.stop(self._point(state.samples + round(begun / placement.ranks_per_worker)))
+            self.starts.stop(self._point(self._samples()))
 
     def _copy(self, content: Content) -> None:
         assert self.copies, "asked only if there are some"

@@ -1,6 +1,6 @@
 """A new run that begins with the parameters of another run's model (`model.from_run`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +106,16 @@ class WarmStart:
         pairs = zip(*self._tensors(model), strict=True)
         chosen = [(source, target) for source, target in pairs if target in own]
         copy_all([source for source, _ in chosen], [target for _, target in chosen])
+        seed = self._stored.recipe.run.seed
+        require(
+            all(
+                bool((there == here).all())
+                for there, here in self._not_trained(model)
+                if here in own
+            ),
+            f"the model of model.from_run {str(self._folder)!r} has parameters that are not "
+            f"trained, and this one has others; give run.seed {seed}, by which they were drawn",
+        )
 
     def _tensors(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors of the other run's model, and those of this one in the same order."""
@@ -113,9 +123,12 @@ class WarmStart:
         found, own = [*self._averaged], [*mine.params, *mine.buffers]
         if counters:
             found, own = [*found, *self._counters], [*own, *counters]
-        if frozen := _frozen(model):
-            found, own = [*found, *self._frozen], [*own, *frozen]
         return found, own
+
+    def _not_trained(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """The frozen parameters of the other run's model, and those of this one."""
+        frozen = _frozen(model)
+        return zip(self._frozen if frozen else (), frozen, strict=True)
 
     @cached_property
     def _counters(self) -> Sequence[Tensor]:
@@ -123,7 +136,7 @@ class WarmStart:
 
     @cached_property
     def _frozen(self) -> Sequence[Tensor]:
-        """Parameters that are not trained are in no checkpoint: they are what the run built."""
+        """They are in no checkpoint, but as the run has built them."""
         stored, own = self._stored, self._problem
         builder = builder_of(own, stored.recipe, self._folder) if own else stored_builder(stored)
         return _frozen(builder.whole())

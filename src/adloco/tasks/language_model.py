@@ -19,6 +19,7 @@ from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.errors import require
+from adloco.models.transformers_versions import without_mask
 from adloco.tasks.task import TaskData
 
 EVALUATION_WINDOWS_AT_ONCE = 32
@@ -167,7 +168,8 @@ def next_token_loss(
         ids: Token ids, int64 [samples, context + 1].
         loss_fn: Cross-entropy of logits and targets.
     """
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    with without_mask(model):
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     return loss_fn(logits, ids[:, 1:])
 
 

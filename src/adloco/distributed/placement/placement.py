@@ -168,6 +168,10 @@ class Placement:
             # if they ran at once, and after a failure no other worker may start, because its
             # collectives would meet those of the failed worker on the other ranks.
             return [function(item) for item in items]
+        # What is compiled on a GPU would be compiled again in this thread, which has another number
+        # of intra-operator threads.
+        if len(items) == 1 and not (apart and self.device.type == "cuda"):
+            return [function(items[0])]
         at_once = self._threads or (num_cores() if together or self.device.type == "cpu" else 1)
         return map_in_threads(function, items, on_failure, 1 if apart else at_once, self.device)
 

@@ -26,10 +26,6 @@ def map_in_threads(
     device: torch.device,
 ) -> list[Result]:
     """Call the function on each item, on so many at once; see `Placement.map`."""
-    # On a GPU one item has a thread, too: what is compiled would be compiled again in this one,
-    # which has another number of intra-operator threads.
-    if len(items) == 1 and device.type == "cpu":
-        return [function(items[0])]
 
     def set_up() -> None:
         # One intra-operator thread per worker: two busy workers with two each ran 70x slower.
