@@ -487,7 +487,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
                 markersize=4,
                 linewidth=0.6,
             )
-    syncs = np.geomspace(6, 1200, 50)
+    syncs = np.geomspace(6, 2500, 50)
     for workers, colour in colours.items():
         places = np.column_stack([np.full((50, 3), (SMALLEST, 20, workers)), syncs])
         by_syncs.plot(syncs, 100 * said(best, places), color=colour, label=f"K = {workers}")
