@@ -452,7 +452,7 @@ def told_law(found: Sequence[Gap]) -> str:
         rows.append([*cells, f"{math.exp(best @ logs):.2%}", f"{low:.2%} to {high:.2%}"])
     constants = ", ".join(f"{each:.4f}" for each in best)
     covariance = ",\n".join(
-        "    (" + ", ".join(f"{each:.5f}" for each in row) + ")" for row in np.cov(drawn.T)
+        "    (" + ", ".join(f"{each:.7f}" for each in row) + ")" for row in np.cov(drawn.T)
     )
     return "\n\n".join(
         [
