@@ -15,6 +15,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig
 from adloco import InnerAdamW, InnerMuon, InnerSGD
 from adloco.algorithms import muon_step
 from adloco.algorithms.inner.muon import NEWTON_SCHULZ
+from adloco.algorithms.model_state import load_optimizer
 from adloco.algorithms.muon_step import Muon, orthogonal, step_length
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -337,3 +338,17 @@ def test_muon_takes_no_embedding_and_no_head_of_other_names(
     layers = ("attn", "attention", "mlp", "intermediate", ".output")
     assert any(part in name for name in names for part in layers)
     assert [name for name in names if not any(part in name for part in layers)] == taken
+
+
+def test_a_state_of_an_optimizer_that_takes_other_parameters_is_refused() -> None:
+    """As that of a run whose Muon took embeddings."""
+    model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in ("embed", "body")})
+    (before, _), (now, _) = InnerMuon(exclude=("other", "body"))(model), InnerMuon()(model)
+    both = InnerMuon(exclude=())(model)[0]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    both.step()
+    before.step()
+    load_optimizer(now, before.state_dict())
+    with pytest.raises(ValueError, match=r"groups of \[1\] parameters here and had \[2\] when"):
+        load_optimizer(now, both.state_dict())

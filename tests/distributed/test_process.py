@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from adloco.distributed.device import ranks_of_gpu
+from adloco.distributed.device import ranks_of_gpu, used_here
 from adloco.distributed.launch.launcher import abort_nccl, group_backend
 from adloco.distributed.placement import placement
 from adloco.distributed.placement.placement import OneProcess
@@ -203,3 +203,13 @@ def test_ranks_that_share_a_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     for ranks, shared in (("1", 1), ("2", 1), ("3", 2), ("4", 2)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert ranks_of_gpu() == shared
+
+
+def test_memory_that_another_stream_made_is_kept_for_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    on_gpu = SimpleNamespace(is_cuda=True, device="cuda:1", record_stream=noted.append)
+    used_here([torch.ones(1), on_gpu])  # type: ignore[list-item]
+    assert noted == ["stream of cuda:1"]

@@ -321,7 +321,7 @@ class AdLoCo:
         parts, saved = dict(state), state[RUN]
         parts[RUN] = of_workers(parts[RUN], self.method.living_workers)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
-        # Reports divide by today's workers and ranks, so that totals are as if of these.
+        # Reports divide these totals by today's workers and ranks: as if all had been there before.
         workers = len(self.method.living_workers) / len(saved["workers"])
         ranks = self.placement.num_ranks / saved.get("ranks", self.placement.num_ranks)
         between, sent, inside = saved["bytes"]

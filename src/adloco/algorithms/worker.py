@@ -262,7 +262,7 @@ class Worker:
         self.round.restarts += 1
 
     def forget(self) -> None:
-        """Set optimizer state and residuals to zeros, as at the start of the run."""
+        """Forget optimizer state and residuals, as at the start of the run."""
         for optimizer in self.optimizers:
             forget(optimizer)
         for residual in self.replica.residuals:

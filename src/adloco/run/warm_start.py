@@ -1,6 +1,6 @@
 """A new run that begins with the parameters of another run's model (`model.from_run`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -106,16 +106,14 @@ class WarmStart:
         pairs = zip(*self._tensors(model), strict=True)
         chosen = [(source, target) for source, target in pairs if target in own]
         copy_all([source for source, _ in chosen], [target for _, target in chosen])
-        seed = self._stored.recipe.run.seed
-        require(
-            all(
-                bool((there == here).all())
-                for there, here in self._not_trained(model)
-                if here in own
-            ),
-            f"the model of model.from_run {str(self._folder)!r} has parameters that are not "
-            f"trained, and this one has others; give run.seed {seed}, by which they were drawn",
-        )
+        if untrained := _untrained(model):  # Otherwise the other run's model is not built.
+            pairs = zip(self._untrained, untrained, strict=True)
+            require(
+                all(there.equal(here.to(there)) for there, here in pairs if here in own),
+                f"the model of model.from_run {str(self._folder)!r} has parameters that are not "
+                "trained, and this one has others; give run.seed "
+                f"{self._stored.recipe.run.seed}, by which they were drawn",
+            )
 
     def _tensors(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors of the other run's model, and those of this one in the same order."""
@@ -125,28 +123,23 @@ class WarmStart:
             found, own = [*found, *self._counters], [*own, *counters]
         return found, own
 
-    def _not_trained(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """The frozen parameters of the other run's model, and those of this one."""
-        frozen = _frozen(model)
-        return zip(self._frozen if frozen else (), frozen, strict=True)
-
     @cached_property
     def _counters(self) -> Sequence[Tensor]:
         return stored_counters(self._stored, self._trainer)
 
     @cached_property
-    def _frozen(self) -> Sequence[Tensor]:
-        """They are in no checkpoint, but as the run has built them."""
+    def _untrained(self) -> Sequence[Tensor]:
+        """The other run's parameters that are in no checkpoint, as it has built them."""
         stored, own = self._stored, self._problem
         builder = builder_of(own, stored.recipe, self._folder) if own else stored_builder(stored)
-        return _frozen(builder.whole())
+        return _untrained(builder.whole())
 
     def release(self) -> None:
         """Free the memory of the other run's model, once all models have been built."""
         self._averaged = ()
         vars(self).pop("_counters", None)
-        vars(self).pop("_frozen", None)
+        vars(self).pop("_untrained", None)
 
 
-def _frozen(model: nn.Module) -> list[Tensor]:
+def _untrained(model: nn.Module) -> list[Tensor]:
     return [each for each in model.parameters() if not each.requires_grad]

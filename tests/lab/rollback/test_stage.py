@@ -180,8 +180,7 @@ def test_all_placements_roll_back_the_same(ranks: int, shards: int, replicas: in
 
 
 @pytest.mark.parametrize("spiking", [0, 1])
-@pytest.mark.parametrize("inner_state", ["keep", "mean"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "inner_state"), [(1, "keep"), (1, "mean"), (2, "mean")])
 def test_a_merge_after_the_first_round_was_undone(
     spiking: int, inner_state: Any, ranks: int
 ) -> None:
@@ -190,13 +189,12 @@ def test_a_merge_after_the_first_round_was_undone(
         found = [merged(spiking, inner_state)]
     else:
         found = run_on_ranks(merged, ranks, spiking, inner_state, timeout_seconds=60)
+    # A rank has the momentum of its own trainers alone.
+    (known,) = (momenta[1 - spiking] for _, momenta, _ in found if any(momenta[1 - spiking]))
     for rolled_back, momenta, mean in found:
         assert rolled_back == [int(trainer == spiking) for trainer in (0, 1)]
-        if ranks == 1:  # Elsewhere a rank has the momentum of its own trainer alone.
-            assert momenta[spiking] == [0.0] * 4
-        known = momenta[1 - spiking]
-        if any(known):
-            assert mean == pytest.approx([value / 2 for value in known])
+        assert not any(momenta[spiking])
+        assert mean == pytest.approx([value / 2 for value in known])
 
 
 def merged(spiking: int, inner_state: Any) -> tuple[list[int], list[list[float]], list[float]]:
