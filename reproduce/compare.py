@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import analyses
-from analyses import COUPLED, EVALUATE_EVERY, NORM_TEST, TARGETS, TOKENS
+from analyses import COUPLED, EVALUATE_EVERY, TARGETS, TOKENS
 
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
@@ -32,7 +32,6 @@ SLOWER = "--outer.options '{ momentum = 0.6, nesterov = true }'"
 TUNED = f"{DILOCO}@{SLOWER}"
 TOGETHER = "--method.num_trainers 1 --method.workers_per_trainer 4 --merge.policy none"
 PAPER = "adloco-paper-small"
-FOUR = "--method.num_trainers 4 --batch.initial 4 --batch.minimum 4"
 LONG = f"--run.tokens {TOKENS} --inner.optimizer adamw --inner.lr 2e-3"
 FIGURE_1 = [
     f"AdLoCo={ADLOCO}@{ADAMW} --outer.lr 0.7",
@@ -51,10 +50,8 @@ class Study:
     common: str = LONG
     command: str = "compare"
     seeds: int = 3
-    then: Callable[[Path, Sequence[str]], int | None] = lambda folder, words: None
-    """(the study's folder, the words of its command after the arms) -> prints what follows; an exit
-    code, if that can fail.
-    """
+    then: Callable[[Path], None] = lambda folder: None
+    """Prints what follows, from the study's folder."""
     kept: str = ""
     """File beside this one to which the rows of the comparison are copied, unless settings are
     changed on the command line.
@@ -111,38 +108,6 @@ STUDIES = {
         common="--batch.eta 0.5 1 2 --switch.multiplier 1.5 2 3 --run.tokens 300000 " + ADAMW,
         kept="eta_and_n.csv",
     ),
-    # Is merging worth it? How often, how many at a time, whose parameters?
-    "merging": Study(
-        arms=[
-            f"every 3 rounds={ADLOCO}@{FOUR}",
-            f"every round={ADLOCO}@{FOUR} --merge.every 1",
-            f"three at a time={ADLOCO}@{FOUR} --merge.count 3",
-            f"survivor's parameters={ADLOCO}@{FOUR} --merge.parameters survivor",
-            f"momentum reset={ADLOCO}@{FOUR} --merge.outer_momentum reset",
-            f"never={ADLOCO}@{FOUR} --merge.policy none",
-            f"one trainer={ADLOCO}@{TOGETHER} --batch.initial 16 --batch.minimum 16",
-        ],
-        common=f"{ADAMW} --batch.eta 0.8 --method.sync_every 10 --run.tokens 250000",
-        then=analyses.requests_against_losses,
-    ),
-    # Do large batches generalise worse? A small text (312k tokens) read twice.
-    "generalisation": Study(
-        arms=[
-            "constant 8=local-sgd",
-            "constant 64=local-sgd@--batch.initial 64",
-            f"adaptive=local-sgd@{NORM_TEST}",
-        ],
-        common=f"{LONG} --data.samples 12",
-        then=analyses.show_gaps,
-    ),
-    # Must the batch follow the gradient? The norm test against batches of the same mean size that
-    # do not look at it, and against Seesaw (arXiv 2510.14717); the rate goes with the batch's
-    # root.
-    "controls": Study(
-        arms=[f"norm test=local-sgd@{COUPLED} {NORM_TEST}"],
-        common=f"{LONG} --batch.maximum {analyses.LARGEST}",
-        then=analyses.compare_controls,
-    ),
     # Does the estimate of the number of communications hold? Constant batches give S_min and
     # E_min; from these follow the steps, syncs and samples of adaptive batches (docs/plan.md).
     "estimate": Study(
@@ -176,7 +141,8 @@ def run(name: str, more: Sequence[str]) -> int:
     folder = Path(dict(changed).get("run.folder", f"runs/reproduce/{name}"))
     if study.kept and not changed:
         analyses.keep_rows(folder, Path(__file__).with_name(study.kept))
-    return study.then(folder, words) or 0
+    study.then(folder)
+    return 0
 
 
 if __name__ == "__main__":

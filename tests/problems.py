@@ -1,5 +1,6 @@
 """Small problems with known answers, for tests of all layers."""
 
+import json
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -329,6 +330,12 @@ def without_timings(line: dict[str, Any]) -> dict[str, Any]:
     of_the_machine += ("rows_read",)  # What the cache has already is not read.
     decided = {key: value for key, value in line.items() if key not in of_the_machine}
     return decided | {"sync": {key: line["sync"][key] for key in ("bytes", "compression_ratio")}}
+
+
+def numbers_of(folder: Path) -> list[dict[str, Any]]:
+    """The metrics.jsonl of a run without what depends on the machine."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_timings(json.loads(line)) for line in lines]
 
 
 def build_llama(shape: LlamaShape, vocab_size: int, seed: int) -> nn.Module:

@@ -61,7 +61,7 @@ def test_commands_name_what_exists(
     """
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "adaptive").mkdir(parents=True)  # Whose batches a command replays.
+    (tmp_path / "runs" / "adaptive").mkdir(parents=True)  # A run that a command names.
     (tmp_path / "runs" / "adaptive" / "metrics.jsonl").write_text(ROUND + "\n")
     makefile = (ROOT / "Makefile").read_text()
     for line in filter(None, console_lines(page)):

@@ -52,7 +52,7 @@ def test_the_words_of_a_study(compare: Any, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_follows_a_comparison(
     compare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Rows are kept only if the study is as it is here; an exit code is returned."""
+    """Rows are kept only if the study is as it is here, and what follows reads its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "__file__", str(tmp_path / "compare.py"))
     monkeypatch.setattr(compare, "main", lambda words: 0)
@@ -65,31 +65,7 @@ def test_what_follows_a_comparison(
     assert (tmp_path / "eta_and_n.csv").read_text() == 'arm,val_loss\n"eta 1, n 2",2.5\n'
 
     seen: list[Path] = []
-    failing = replace(
-        compare.STUDIES["merging"], then=lambda folder, words: seen.append(folder) or 3
-    )
-    monkeypatch.setitem(compare.STUDIES, "merging", failing)
-    assert compare.run("merging", ["--run.folder=elsewhere"]) == 3
+    shown = replace(compare.STUDIES["estimate"], then=seen.append)
+    monkeypatch.setitem(compare.STUDIES, "estimate", shown)
+    assert compare.run("estimate", ["--run.folder=elsewhere"]) == 0
     assert seen == [Path("elsewhere")]
-
-
-def test_the_comparison_with_controls_returns_its_exit_code(
-    compare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run = tmp_path / "runs" / "norm-test-seed-0-abc"
-    run.mkdir(parents=True)
-    (run / "metrics.jsonl").write_text('{"samples": 960, "inner_steps": 60}\n')
-    called: list[list[str]] = []
-    monkeypatch.setattr(compare.analyses, "main", lambda words: called.append(words) or 2)
-    assert compare.analyses.compare_controls(tmp_path, ["--seeds", "3"]) == 2
-    (words,) = called
-    assert words[0] == "compare" and words[-2:] == ["--seeds", "3"]
-    assert any(word.startswith("constant 16=local-sgd@") for word in words)
-
-
-def test_the_rank_correlation(compare: Any) -> None:
-    found = compare.analyses.rank_correlation
-    assert found([1, 2, 3], [10, 20, 90]) == pytest.approx(1)
-    # Ranks 0, 1.5, 1.5, 3 and 1, 0, 2, 3: a covariance of 3 over the root of 4.5 x 5.
-    assert found([1, 2, 2, 5], [3, 1, 4, 9]) == pytest.approx(3 / (4.5 * 5) ** 0.5)
-    assert found([1, 1], [2, 3]) is None

@@ -195,7 +195,7 @@ def by_hand(
         Streaming(fragments=3, alpha=0.0),
         Streaming(fragments=2, alpha=0.5),
         Streaming(fragments=2, tau=2, alpha=0.5),
-        Streaming(fragments=3, tau=1, alpha=0.0, pattern="sequential"),
+        Streaming(fragments=3, tau=1, alpha=0.0),
         Streaming(fragments=1, tau=5, alpha=0.25),
         Streaming(fragments=2, tau=1, alpha=1.0),
     ],

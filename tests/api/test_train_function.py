@@ -1,7 +1,6 @@
 """`adloco.train`: the same numbers, sentences and files as the command line."""
 
 import itertools
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from adloco.api.train_function import _data_setting
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.run.folder import locked
-from tests.problems import without_timings
+from tests.problems import numbers_of, without_timings
 
 
 @pytest.fixture
@@ -44,12 +43,6 @@ def at_step(number: int, act: Callable[[], None]) -> Iterator[None]:
         handle.remove()
 
 
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on the machine."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [without_timings(json.loads(line)) for line in lines]
-
-
 def test_a_run_has_the_numbers_and_files_of_the_command_line(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,7 +59,7 @@ def test_a_run_has_the_numbers_and_files_of_the_command_line(
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == len(said.out.splitlines()), "it shows its progress"
     assert run.folder == folder
-    assert [without_timings(record) for record in run.records] == numbers(tmp_path / "there")
+    assert [without_timings(record) for record in run.records] == numbers_of(tmp_path / "there")
     assert {path.name for path in folder.iterdir()} == {
         path.name for path in (tmp_path / "there").iterdir()
     }
@@ -168,4 +161,4 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(settings: dict[str, Any], tmp_path: P
     with pytest.raises(ValueError, match="has not ended"):
         _ = stopped.summary
     run = adloco.train(resume=stopped.folder)
-    assert numbers(run.folder) == numbers(whole.folder)
+    assert numbers_of(run.folder) == numbers_of(whole.folder)

@@ -1,6 +1,5 @@
 """`adloco train --restart`: one command that begins a run, or resumes it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -23,15 +22,10 @@ from adloco.run.recovery import LostPartsError
 from adloco.run.starts import read_starts
 from tests.conftest import WaitForSteps
 from tests.pages import NEEDS_ELASTIC
-from tests.problems import without_timings
+from tests.problems import numbers_of
 from tests.run.test_training_run import make_run
 
 ADLOCO = [sys.executable, "-m", "adloco"]
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [without_timings(json.loads(line)) for line in lines]
 
 
 def test_it_begins_a_run_resumes_it_and_ends_with_it(
@@ -45,11 +39,11 @@ def test_it_begins_a_run_resumes_it_and_ends_with_it(
     rounds.close()  # type: ignore[attr-defined]
     again = ["train", "diloco", *small, "--restart", "--run.checkpoint_every", "3"]
     assert main(again) == 0
-    assert metrics(parts) == metrics(whole)
+    assert numbers_of(parts) == numbers_of(whole)
     capsys.readouterr()
     assert main(again) == 0
     assert "has spent its budget already" in capsys.readouterr().out
-    assert metrics(parts) == metrics(whole)
+    assert numbers_of(parts) == numbers_of(whole)
 
 
 @NEEDS_ELASTIC
@@ -142,4 +136,4 @@ def test_ranks_start_again_each_time_that_one_is_killed(
     assert [start.failed for start in starts if start.kind == "resume"] == [True] * (RESTARTS + 1)
     elapsed, counted = starts[-1].time - starts[0].time, starts[-1].seconds
     assert sum(start.seconds_lost for start in starts) == pytest.approx(elapsed - counted, abs=0.1)
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert numbers_of(tmp_path / "run") == numbers_of(tmp_path / "whole")

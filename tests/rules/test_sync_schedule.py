@@ -77,16 +77,7 @@ def test_each_once_in_order_and_one_at_a_time(inner_steps: int, fragments: int, 
 def test_layers_are_dealt_out() -> None:
     layers = [[0], [1, 2], [3, 4], [5, 6], [7, 8], [9]]
     assert Streaming(fragments=2).cut(layers, 100) == [[0, 3, 4, 7, 8], [1, 2, 5, 6, 9]]
-    assert Streaming(fragments=2, pattern="sequential").cut(layers, 100) == [
-        [0, 1, 2, 3, 4],
-        [5, 6, 7, 8, 9],
-    ]
-    assert Streaming(fragments=4, pattern="sequential").cut(layers, 100) == [
-        [0, 1, 2],
-        [3, 4],
-        [5, 6, 7, 8],
-        [9],
-    ]
+    assert Streaming(fragments=4).cut(layers, 100) == [[0, 7, 8], [1, 2, 9], [3, 4], [5, 6]]
 
 
 def test_refusals() -> None:
@@ -95,7 +86,6 @@ def test_refusals() -> None:
         ({"tau": -1}, "^tau must be >= 0, got -1"),
         ({"alpha": 1.01}, r"^alpha must be in \[0, 1\] or auto, got 1.01"),
         ({"alpha": -0.5}, r"^alpha must be in \[0, 1\] or auto, got -0.5"),
-        ({"pattern": "spiral"}, "^pattern must be strided or sequential, got 'spiral'"),
     ]:
         with pytest.raises(ValueError, match=message):
             Streaming(**wrong)  # type: ignore[arg-type]

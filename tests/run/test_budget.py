@@ -14,15 +14,10 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run.budget import Budget
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
-from tests.problems import without_timings
+from tests.problems import numbers_of
 
 CONSTANT = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
 NO_TOKENS = ["--run.tokens", "0", *CONSTANT]
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [without_timings(json.loads(line)) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +35,7 @@ def test_the_first_budget_that_is_spent_ends_the_run(
     budget: list[str], rounds: int, inner_steps: int, small: list[str], tmp_path: Path
 ) -> None:
     assert main(["train", "diloco", *small, *NO_TOKENS, *budget]) == 0
-    last = metrics(tmp_path / "run")[-1]
+    last = numbers_of(tmp_path / "run")[-1]
     assert (last["round"], last["inner_steps"]) == (rounds, inner_steps)
     assert last["val_loss"] is not None, "the last round is evaluated"
 
@@ -89,7 +84,7 @@ def test_a_run_ends_with_its_budget_in_tokens(
     words: list[str], small: list[str], tmp_path: Path
 ) -> None:
     assert main(["train", "adloco", *small, *words]) == 0
-    lines, last = metrics(tmp_path / "run"), int(words[1])
+    lines, last = numbers_of(tmp_path / "run"), int(words[1])
     assert lines[-1]["tokens"] == 32 * lines[-1]["samples"] == last
     steps = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
     trained = [json.loads(line) for line in steps]
@@ -135,13 +130,13 @@ def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -
     assert main([*words, "--run.tokens", "4096", "--run.folder", str(parts)]) == 0
     assert main(["train", "--resume", str(parts), "--run.tokens", "2x"]) == 0
     assert "\ntokens = 8192\n" in (parts / "recipe.toml").read_text()
-    assert metrics(parts) == metrics(whole)
+    assert numbers_of(parts) == numbers_of(whole)
     models = [load_trained(folder).model for folder in (whole, parts)]
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, other)
     # Its folder has the new budget, so it is finished.
     assert main(["train", "--resume", str(parts)]) == 0
-    assert len(metrics(parts)) == 8
+    assert len(numbers_of(parts)) == 8
 
 
 def test_a_schedule_that_has_fallen_cannot_become_longer(
@@ -185,7 +180,7 @@ def test_a_wsd_run_stopped_before_its_decay_becomes_longer(
     words = [*small, *wsd, *schedule, "--inner.lr", "0.001"]
     assert main(["train", "diloco", *words, "--run.tokens", "2048"]) == 0
     assert main(["train", "--resume", str(run), "--run.tokens", "8192"]) == 0
-    rates = {line["tokens"]: line["learning_rate"] for line in metrics(run)}
+    rates = {line["tokens"]: line["learning_rate"] for line in numbers_of(run)}
     assert rates[2048] == rates[4096] == rates[6144] == pytest.approx(0.001)
     assert rates[7168] == pytest.approx(0.001 * 1024 / (0.2 * 8192))
     assert rates[8192] == 0
@@ -202,7 +197,7 @@ def test_a_schedule_that_ends_before_the_budget_is_resumed_as_it_is(
         if record["round"] == 2:
             break
     assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
-    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    assert numbers_of(tmp_path / "parts") == numbers_of(tmp_path / "whole")
 
 
 def test_a_longer_budget_survives_a_kill_before_its_first_checkpoint(

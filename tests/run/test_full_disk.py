@@ -1,7 +1,6 @@
 """A full disk: a run warns, continues, saves when there is room, and ends only for its records."""
 
 import errno
-import json
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.errors import RunWarning
 from adloco.run import checkpoint, part_file, records, saving
 from adloco.run.training_run import TrainingRun
-from tests.problems import without_timings
+from tests.problems import numbers_of
 
 NO_ROOM = "No space left on device"
 
@@ -64,11 +63,6 @@ class AtOnce:
         except Exception as error:
             done.set_exception(error)
         return done
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [without_timings(json.loads(line)) for line in lines]
 
 
 @pytest.fixture
@@ -143,9 +137,9 @@ def test_without_its_last_checkpoint_a_run_has_not_ended(
         f"{run}"
     )
     assert not (run / "summary.json").exists()
-    expected = numbers(run)
+    expected = numbers_of(run)
     assert main(["train", "--resume", str(run)]) == 0
-    assert numbers(run) == expected
+    assert numbers_of(run) == expected
     assert checkpoint.newest(run / "checkpoints").name.startswith("round-000004")
 
 

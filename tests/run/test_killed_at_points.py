@@ -18,7 +18,7 @@ from adloco.run.training_run import TrainingRun
 from tests.conftest import Train, small_flags
 from tests.dying import Point, die_at, ranks_that_die
 from tests.pages import NEEDS_ELASTIC
-from tests.problems import cases, without_timings
+from tests.problems import cases, numbers_of
 from tests.run.test_training_run import make_run
 
 POINTS = {
@@ -53,17 +53,12 @@ def train_and_die(line: list[str], point: Point) -> None:
     run.finish()
 
 
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [without_timings(json.loads(line)) for line in lines]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("undisturbed")
     recipe, *settings = words(corpus, folder)
     assert list(make_run(recipe, settings).rounds())
-    return numbers(folder / "run")
+    return numbers_of(folder / "run")
 
 
 @pytest.mark.parametrize("point", cases({name: [POINTS[name]] for name in POINTS}, IN_SUITE))
@@ -73,12 +68,12 @@ def test_killed_at(
     line, folder = words(corpus, tmp_path), tmp_path / "run"
     with pytest.raises(ProcessExitedException):
         run_on_ranks(train_and_die, 1, line, point)
-    written = len(numbers(folder)) if (folder / "metrics.jsonl").exists() else 0
+    written = len(numbers_of(folder)) if (folder / "metrics.jsonl").exists() else 0
     run = TrainingRun.resume(folder)
     assert run.algorithm.state.rounds_done >= written - 1, "at most one round is repeated"
     rounds = len(list(run.rounds()))
     assert run.finish()["rounds"] == len(undisturbed) >= rounds
-    assert numbers(folder) == undisturbed
+    assert numbers_of(folder) == undisturbed
 
 
 ORDERED_SUM, MEETING = "adloco.distributed.comm.plain_sum:OrderedSum", "adloco.elastic.meeting"
@@ -192,5 +187,5 @@ def test_a_rank_is_killed_at(
     # There is nothing to regroup for where only the summary was missing.
     assert kinds in (["begin", "regroup", "stop"], ["begin", "stop"]), "in place, at once"
     assert (folder / "summary.json").exists()
-    assert without_copies(numbers(folder)) == without_copies(numbers(alone))
+    assert without_copies(numbers_of(folder)) == without_copies(numbers_of(alone))
     assert last_tensors(folder) == last_tensors(alone)

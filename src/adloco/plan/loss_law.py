@@ -133,18 +133,12 @@ class LossFit:
         return (found[beyond], found[-1 - beyond]) if found else None
 
 
-def fit_loss_law(
-    points: Sequence[LossPoint],
-    *,
-    draws: int = 100,
-    seed: int = 0,
-) -> LossFit:
+def fit_loss_law(points: Sequence[LossPoint], *, draws: int = 100) -> LossFit:
     """Fit the law to points of short runs, each run with the same weight.
 
     Args:
         points: Losses of runs that share model, text and evaluation set.
         draws: Laws of the bootstrap; 0 if no interval is wanted.
-        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: Fewer than two budgets were measured, or losses do not fall as tokens grow.
@@ -164,7 +158,7 @@ def fit_loss_law(
         assumptions=(*terms.assumptions, *_at_bounds(law, terms)),
         runs=_held_out(points, [[run] for run in runs]),
         longest=_held_out(points, [longest]),
-        draws=tuple(itertools.islice(_drawn(points, terms, law, seed), draws)),
+        draws=tuple(itertools.islice(_drawn(points, terms, law), draws)),
     )
 
 
@@ -184,9 +178,9 @@ def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
     )
 
 
-def _drawn(points: Sequence[LossPoint], terms: Terms, law: LossLaw, seed: int) -> Iterator[LossLaw]:
+def _drawn(points: Sequence[LossPoint], terms: Terms, law: LossLaw) -> Iterator[LossLaw]:
     """Laws of losses that are drawn around the law's, without end; none if no point is to spare."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     losses = np.array([law.loss_after(point.tokens / law.cost_of(point)) for point in points])
     errors = np.log([point.loss for point in points] / losses)
     spare = len(points) - terms.num_constants

@@ -46,8 +46,6 @@ class Chart:
     log_y: bool = False
     from_zero: bool = False
     """True: y begins at 0."""
-    title: str = ""
-    """Above the chart; empty: its measure."""
     marks: Mapping[str, Sequence[float]] | None = None
     """Axis -> x of vertical dotted lines."""
 

@@ -72,7 +72,7 @@ def draw(shown: Shown, title: str, path: Path, *, same_y: bool = False) -> None:
     for index, (place, (chart, axis, metric)) in enumerate(zip(places, shown, strict=False)):
         _draw_chart(place, chart, axis, metric, looks)
         if not same_y or index % columns == 0:
-            place.set_ylabel(chart.title or metric.axis)
+            place.set_ylabel(metric.axis)
         for line, name in zip(*place.get_legend_handles_labels(), strict=True):
             names.setdefault(name, line)
     for place in places[len(shown) :]:

@@ -50,8 +50,8 @@ class BatchGuards:
 
     initial: int = setting(8, aliases=("batch", "batch_size"))
     """Requested batch at the start, in samples per inner step over all workers of a trainer. A rule
-    with a schedule (cyclic, ramp, random, replay; warmup if its first stage begins at 0 samples)
-    replaces it by its own first batch."""
+    with a schedule (ramp; warmup if its first stage begins at 0 samples) replaces it by its own
+    first batch."""
     minimum: int = 1
     """Smallest requested batch, in samples."""
     maximum: int = 512

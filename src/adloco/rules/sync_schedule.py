@@ -34,10 +34,8 @@ class Streaming:
     """
 
     fragments: int = 1
-    """Number of parts of the model that are synced one after another, each once a round."""
-    pattern: Literal["strided", "sequential"] = "strided"
-    """strided: fragment p has the layers p, p + fragments, p + 2 fragments, ...; sequential: each
-    fragment has neighbouring layers, about as many as the others.
+    """Number of parts of the model that are synced one after another, each once a round. Part p has
+    the layers p, p + fragments, p + 2 fragments, ...
     """
     tau: int = 0
     """Inner steps for which a fragment is in flight while training continues; less than sync_every
@@ -113,16 +111,7 @@ class Streaming:
             f"{self.fragments} and streaming.tau = {self.tau}, so that a fragment has arrived "
             f"before the next one is sent, got {sync_every}",
         )
-        homes = [
-            layer % self.fragments if self.pattern == "strided" else layer * self.fragments // count
-            for layer in range(count)
-        ]
         return [
-            sorted(
-                member
-                for home, layer in zip(homes, layers, strict=True)
-                if home == fragment
-                for member in layer
-            )
+            sorted(member for layer in layers[fragment :: self.fragments] for member in layer)
             for fragment in range(self.fragments)
         ]

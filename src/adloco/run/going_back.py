@@ -1,7 +1,6 @@
 """Takes a stopped run back to an earlier round, from which it is then resumed."""
 
 import shutil
-from dataclasses import fields
 from pathlib import Path
 
 from adloco.algorithms.state_parts import RUN
@@ -45,8 +44,7 @@ def go_back(folder: Path, round: int) -> list[str]:
         records = Records(folder)
         records.cut(round)
         if (folder / STARTS).exists():  # Only where rank 0 lives.
-            newest = records.newest()
-            here = Point(**{field.name: newest.get(field.name, 0) for field in fields(Point)})
+            here = Point.of(records.newest())
             Starts(folder, writes=True).add("rewind", here, here)
         (folder / SUMMARY).unlink(missing_ok=True)  # The run has not ended any more.
     return [UNDONE + path.name for path in newer]

@@ -47,6 +47,11 @@ class Point:
     seconds: float
     """The run's clock."""
 
+    @classmethod
+    def of(cls, record: Record) -> "Point":
+        """Of a line of metrics.jsonl; of nothing if it is empty."""
+        return cls(**{field.name: record.get(field.name, 0) for field in fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -111,8 +116,7 @@ class Starts:
         """
         self._kind = kind
         self.lines = read_starts(self._folder)
-        names = [field.name for field in fields(Point)]
-        self._resumed = at, Point(**{name: newest.get(name, 0) for name in names})
+        self._resumed = at, Point.of(newest)
 
     def begin(self, here: Point) -> None:
         """Record that training begins or continues, unless this process is training already."""

@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from adloco.errors import require_choices, require_range
+from adloco.errors import require_range
 from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.moments import GradientEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class RampBatch:
-    """The batch rises (or falls) from `first` to `last` over a number of samples."""
+    """The batch rises (or falls) from `first` to `last`, by equal factors for equal numbers of
+    samples.
+    """
 
     key: ClassVar[str] = "ramp"
 
@@ -21,18 +23,13 @@ class RampBatch:
     """Requested batch at the end of the ramp and after it, in samples."""
     over_samples: int
     """Samples of the trainer over which the batch changes."""
-    ramp: Literal["geometric", "linear"] = "geometric"
-    """geometric: by equal factors for equal numbers of samples; linear: by equal amounts."""
 
     fewest_groups = 1
     measurement = ""
 
     def __post_init__(self) -> None:
         require_range(self, "first", "last", "over_samples", above=0)
-        require_choices(self)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         part = min(1.0, point.samples / self.over_samples)
-        if self.ramp == "linear":
-            return round(self.first + part * (self.last - self.first))
         return round(self.first * math.pow(self.last / self.first, part))

@@ -1,1 +1,0 @@
-"""Controls for the norm test: cyclic, random and replayed batches."""
