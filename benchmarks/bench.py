@@ -35,7 +35,6 @@ ROOT = Path(__file__).absolute().parents[1]
 PARTS = {
     "single": "bench_steps:single",
     "norm-test": "bench_steps:norm_test",
-    "norm-metrics": "bench_steps:norm_metrics",
     "muon": "bench_ranks:muon",
     "outer-sync": "bench_ranks:outer_sync",
     "outer-sync-links": "bench_links:outer_sync",

@@ -1,4 +1,4 @@
-"""The parts of bench.py in one process: `single`, the norm test and its metrics, co-located
+"""The parts of bench.py in one process: `single`, the norm test, co-located
 trainers, how often torch.compile compiles while the batch changes, checkpoints, and text.
 """
 
@@ -17,7 +17,7 @@ import torch
 from bench_loop import INNER_STEPS, WIDTHS, BareLoop, batching, plain_run, problem
 from bench_pairs import Count, Row, chosen, in_turns
 
-from adloco import AdLoCo, BatchWarmup, Execution, InnerMuon, NormTest
+from adloco import AdLoCo, BatchWarmup, Execution, NormTest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import library_texts
@@ -25,7 +25,6 @@ from adloco.data.preparation import fill
 from adloco.data.token_cache import begin_cache
 from adloco.data.tokenizers import make_tokenizer
 from adloco.distributed.placement.threads import num_cores
-from adloco.lab.optimizer_norms.batch_rules import StepNormTest
 from adloco.run.training_run import TrainingRun
 
 TOKENIZER = "bpe:4096"
@@ -68,35 +67,6 @@ def norm_test(*, quick: bool) -> Iterator[Row]:
             goal=1.02,
             as_part_of=INNER_STEPS,
         )
-
-
-def norm_metrics(*, quick: bool) -> Iterator[Row]:
-    """Rounds of 20 steps with Muon and four test steps, at several batches and in each metric, 8
-    samples, against those of a constant batch.
-    """
-    torch.set_num_threads(1)
-    tests = {"euclidean": NormTest(), "sign": StepNormTest(metric="sign")}
-    tests["muon"] = StepNormTest(metric="muon")
-    for batch, pairs in chosen([(8, 15), (4, 8), (16, 8)], quick):
-        rules = {"constant": None, **(tests if batch == 8 else {"euclidean": NormTest()})}
-        sides = {
-            name: plain_run(
-                problem(WIDTHS[1]),
-                INNER_STEPS,
-                inner=InnerMuon(),
-                batching=batching(batch, rule=rule, fits=4),
-            ).round
-            for name, rule in rules.items()
-        }
-        times = in_turns(sides, pairs)
-        for name in [name for name in rules if name != "constant"]:
-            yield Row.of(
-                f"norm test, metric {name}, {INNER_STEPS} steps of {batch} samples",
-                "a constant batch",
-                times[name],
-                times["constant"],
-                goal=1.03 if batch == 8 else None,
-            )
 
 
 def co_located(*, quick: bool) -> Iterator[Row]:

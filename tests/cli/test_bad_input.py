@@ -40,8 +40,8 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             "switch.max_micro_batch must be a whole number or auto, got 'most'",
         ),
         pytest.param(
-            ["--batch.rule", "norm-test", "--batch.metric", "adam"],
-            "with rule = 'norm-test'; it is one with rule = 'step-norm-test'",
+            ["--batch.rule", "norm-test", "--batch.theta", "0.9"],
+            "with rule = 'norm-test'; it is one with rule = 'augmented' or 'inner-product'",
             marks=DESCRIBES_LAB,
         ),
         (

@@ -50,7 +50,7 @@ def test_pooling_two_workers_by_hand() -> None:
     # Worker 1 as above: S = 12, dof 1, |gbar|^2 = 1, b = 4, G2 = 1 - 12/4 = -2. Worker 2: S = 1.5,
     # dof 2, |gbar|^2 = 9, b = 6, G2 = 9 - 1.5/6 = 8.75. S = (12 + 3)/3 = 5; the weights are 16
     # and 36: (-32 + 315)/52.
-    second = Moments.of_step(samples=6, dof=2, variance=1.5, norm_sq=8.75, mean_norm_sq=9)
+    second = group_moments([2, 2, 2], [9.0, 9.0, 10.5], 9.0)
     result = estimate(group_moments([1, 3], [16.0, 0.0], 1.0) + second)
     assert result is not None
     assert (result.grad_variance, result.tests) == (5, 2)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from adloco.distributed.parallel.engine import Engine
 from adloco.dotted_path import load_object
@@ -32,19 +31,12 @@ class Measurement(Protocol):
     whole_gradients: ClassVar[bool]
     """True if it needs whole gradients, so that a worker cannot be in shards."""
 
-    def __init__(
-        self,
-        rule: Any,
-        params: Sequence[Tensor],
-        statistics: Sequence[Tensor],
-        optimizers: Sequence[Optimizer],
-    ) -> None:
+    def __init__(self, rule: Any, params: Sequence[Tensor], statistics: Sequence[Tensor]) -> None:
         """
         Args:
             rule: The batch rule.
             params: The worker's trainable parameters.
             statistics: Buffers that forward passes change (running statistics).
-            optimizers: Its inner optimizers.
         """
 
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
@@ -67,11 +59,7 @@ class NormMeasurement:
     whole_gradients: ClassVar = False
 
     def __init__(
-        self,
-        rule: BatchRule,
-        params: Sequence[Tensor],
-        statistics: Sequence[Tensor],
-        optimizers: Sequence[Optimizer],
+        self, rule: BatchRule, params: Sequence[Tensor], statistics: Sequence[Tensor]
     ) -> None:
         """It needs none of these."""
 

@@ -89,7 +89,7 @@ class Worker:
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
         self._measurement: Measurement = measurement_of(settings.rule)(
-            settings.rule, self.replica.params, self._statistics, self.optimizers
+            settings.rule, self.replica.params, self._statistics
         )
         self.stream = worker
         self.position = 0

@@ -122,11 +122,6 @@ def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
     )
 
 
-def gathered_whole(tensor: Tensor) -> Tensor:
-    """A whole tensor from the shards of all ranks that have one. Called on all of them."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     """Shard a whole tensor like another one, without communication.
 

@@ -5,9 +5,6 @@ mean gradient of all samples. |g_j|^2 and |gbar|^2 alone give an unbiased estima
 of the per-sample gradient covariance, for any sizes of the groups. Workers that have the same
 parameters are pooled by adding their numbers; no vector is exchanged. Source: AdLoCo (arXiv
 2508.18182) section 3, McCandlish et al. (arXiv 1812.06162) appendix A.
-
-S and |G|^2 are Euclidean here; `lab/optimizer_norms` makes moments of their counterparts in other
-norms.
 """
 
 import math
@@ -50,40 +47,6 @@ class Moments:
     inner_squares: float = 0.0
     """Sum of dof (V^)^2."""
 
-    @staticmethod
-    def of_step(
-        *,
-        samples: int,
-        dof: int,
-        variance: float,
-        norm_sq: float,
-        mean_norm_sq: float,
-        inner_variance: float = 0.0,
-    ) -> "Moments":
-        """The moments of one step.
-
-        Args:
-            samples: b.
-            dof: The number of groups minus one; at least 1.
-            variance: S^.
-            norm_sq: G2^.
-            mean_norm_sq: |gbar|^2.
-            inner_variance: V^.
-        """
-        weight = float(samples) ** 2
-        return Moments(
-            tests=1,
-            weight=weight,
-            norm_sq=weight * norm_sq,
-            norm_sq_squares=weight * norm_sq**2,
-            mean_norm_sq=weight * mean_norm_sq,
-            dof=dof,
-            scatter=dof * variance,
-            scatter_squares=dof * variance**2,
-            inner_scatter=dof * inner_variance,
-            inner_squares=dof * inner_variance**2,
-        )
-
     def __add__(self, other: "Moments") -> "Moments":
         return Moments.from_numbers(
             mine + theirs
@@ -122,13 +85,18 @@ def group_moments(
         return Moments()
     # A scatter is never negative, but rounding can push that of equal gradients below zero.
     variance = max(0.0, weighted - samples * mean_norm_sq) / dof
-    return Moments.of_step(
-        samples=samples,
+    norm_sq, weight = mean_norm_sq - variance / samples, float(samples) ** 2
+    return Moments(
+        tests=1,
+        weight=weight,
+        norm_sq=weight * norm_sq,
+        norm_sq_squares=weight * norm_sq**2,
+        mean_norm_sq=weight * mean_norm_sq,
         dof=dof,
-        variance=variance,
-        norm_sq=mean_norm_sq - variance / samples,
-        mean_norm_sq=mean_norm_sq,
-        inner_variance=inner_variance,
+        scatter=dof * variance,
+        scatter_squares=dof * variance**2,
+        inner_scatter=dof * inner_variance,
+        inner_squares=dof * inner_variance**2,
     )
 
 

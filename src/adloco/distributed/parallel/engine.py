@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
-    Transform,
     gradients,
     squared_norm_on_device,
     trainable,
@@ -69,23 +68,6 @@ class Engine(ABC):
     @abstractmethod
     def incoming(self) -> AbstractContextManager[GradientSums]:
         """Sum |g|^2 of this rank's micro-batches while open, before gradients are reduced."""
-
-    @abstractmethod
-    def adding(
-        self, totals: Sequence[Tensor], transform: Transform
-    ) -> AbstractContextManager[None]:
-        """Add up a transform of the gradients of all ranks' micro-batches while open.
-
-        The gradients are those of single micro-batches, before they are reduced. When the context
-        closes, the totals are sums over the island.
-
-        Args:
-            totals: A tensor for each trainable parameter, sharded like it.
-            transform: Gives what is added to the total of a parameter.
-
-        Raises:
-            ValueError: Shards would have to add up gradients that some parameters do not have.
-        """
 
     @property
     def is_alone(self) -> bool:

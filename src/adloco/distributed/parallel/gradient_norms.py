@@ -15,9 +15,6 @@ from torch import Tensor, nn
 
 from adloco.distributed.dtensor import local
 
-Transform = Callable[[int, Tensor], Tensor]
-"""(index among the trainable parameters, its gradient from one micro-batch) -> a tensor of its
-shape, in at least float32."""
 Block = tuple[slice, slice]
 """The rows and columns of a part of a matrix."""
 

@@ -5,7 +5,7 @@ gradients up instead. |g_j|^2 of micro-batch j is measured by hooks on the param
 before DDP puts a gradient into its buckets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,9 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
-    Transform,
     incoming_gradients,
-    watched,
 )
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
@@ -84,16 +82,6 @@ class WholeModel(Engine):
                 yield self.sums
             finally:
                 self.sums = None
-
-    @contextmanager
-    def adding(self, totals: Sequence[Tensor], transform: Transform) -> Iterator[None]:
-        def see(index: int, gradient: Tensor) -> None:
-            totals[index].add_(transform(index, gradient))
-
-        with watched(self._parameters, see):
-            yield
-        if self._island:
-            self._island.add_up(totals, self._island.group)
 
     def after_evaluation(self) -> None:
         return

@@ -68,7 +68,7 @@ class Auto(Option):
         rule, switch = batching.rule, batching.switch
         if "eta" in self.chooses:
             require(
-                isinstance(rule, NormTest) and not rule.measurement,
+                isinstance(rule, NormTest),
                 "auto.chooses must not have eta without batch.rule norm-test, whose "
                 "noise scale the least time is computed from",
             )
@@ -79,7 +79,7 @@ class Auto(Option):
                 "does not use it",
             )
             require(
-                isinstance(rule, NormTest) and not rule.measurement,
+                isinstance(rule, NormTest),
                 "auto.chooses must not have multiplier without batch.rule norm-test, whose noise "
                 "scale it follows",
             )

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from adloco.algorithms.gradient_stats import MeasuredStep, Passes
 from adloco.algorithms.model_state import copy_all
@@ -38,7 +37,6 @@ class ProductMeasurement:
         rule: InnerProductTest | AugmentedInnerProductTest,
         params: Sequence[Tensor],
         statistics: Sequence[Tensor],
-        optimizers: Sequence[Optimizer],
     ) -> None:
         self._estimator, self._params, self._statistics = rule.estimator, params, statistics
 

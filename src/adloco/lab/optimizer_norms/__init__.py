@@ -1,1 +1,0 @@
-"""The norm test in the norm of the inner optimizer's steps."""
