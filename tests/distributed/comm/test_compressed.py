@@ -64,10 +64,15 @@ def problem(workers: int, seed: int = 0) -> tuple[list[Tensor], list[list[Tensor
 
 
 def in_format(values: Tensor, wire: WireFormat) -> Tensor:
-    """Encode and decode a tensor."""
+    """Encode and decode a tensor; its last block is filled with its values, again and again, or
+    with zeros if the format is sparse.
+    """
     rows = -(-values.numel() // wire.block)
     padded = torch.zeros(rows * wire.block)
     padded[: values.numel()] = values.flatten()
+    own = values.flatten()[(rows - 1) * wire.block :]
+    for place in range(values.numel(), len(padded)) if wire.sums_in_blocks else ():
+        padded[place] = own[(place - values.numel()) % len(own)]
     return (
         wire.decode(wire.encode(padded.view(rows, wire.block)))
         .flatten()[: values.numel()]
@@ -195,6 +200,18 @@ def test_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
             weight * (tensor - own[index]) for weight, own in zip(weights, params, strict=True)
         )
         torch.testing.assert_close(sent[index] + kept, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1()], ids=lambda w: w.key)
+@pytest.mark.parametrize("size", [1, 5, 64, 300])
+def test_a_block_that_is_not_full_loses_no_more(wire: WireFormat, size: int) -> None:
+    """Norms and biases are shorter than a block: where all workers have moved all of their values
+    by the same number, the sum is that number, also where it is encoded again.
+    """
+    origin, params = [torch.zeros(size)], [[torch.full((size,), -0.5)] for _ in range(4)]
+    comm = Comm(Islands(workers=[4], traffic=Traffic()))
+    (total,), _ = summed(comm, origin, params, [0.25] * 4, wire, [])
+    torch.testing.assert_close(total, torch.full((size,), 0.5), rtol=1e-6, atol=0)
 
 
 def test_a_worker_without_weight_sends_nothing() -> None:

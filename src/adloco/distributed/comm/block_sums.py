@@ -47,6 +47,19 @@ class Rows:
     def __getitem__(self, which: slice | Tensor) -> "Rows":
         return Rows(self.owners[which], self.filled[which])
 
+    def encoded(self, values: Tensor, wire: WireFormat) -> Tensor:
+        """Encode rows. In place of padding, a format that is not sparse sees the row's values again
+        and again: with zeros, what it takes the mean of or compares with it would be too small.
+
+        values: (rows, block), whose padding is 0.
+        """
+        (short,) = torch.nonzero(self.filled < wire.block, as_tuple=True)
+        if wire.sums_in_blocks and len(short):
+            again = torch.arange(wire.block) % self.filled[short, None]
+            place = short.to(values.device)
+            values = values.index_copy(0, place, values[place].gather(1, again.to(values.device)))
+        return wire.encode(values)
+
     def without_padding(self, values: Tensor) -> Tensor:
         """Set padding to 0, in place; not all formats decode it so. values: (rows, block)."""
         (short,) = torch.nonzero(self.filled < values.shape[1], as_tuple=True)
@@ -71,7 +84,8 @@ def sum_blocks(
 
     Returns:
         The decoded sum, float32 of shape (rows, block); what its encoding has lost, 0 in rows of
-        other islands' workers (None if the sum is not encoded again, or if nobody keeps it); and
+        other islands' workers (None if the sum is not encoded again, or if nobody keeps it), both
+        with any values in place of padding; and
         this island's part of the squared norm of the sum before its encoding.
     """
     again = sums_again(wire, islands.num_workers)
@@ -82,7 +96,7 @@ def sum_blocks(
     total_sq = squared_norm([total]) / len(islands.workers)
     if not again:
         return total, None, total_sq
-    sent = wire.decode(wire.encode(total))
+    sent = wire.decode(rows.encoded(total, wire))
     return sent, total - sent if kept else None, total_sq
 
 
@@ -116,7 +130,7 @@ def _sum_by_owners(
     total = add_decoded(received, wire, rows)
     sums = blocks.new_empty(*blocks.shape[1:])
     of_islands = torch.split(sums, shares)
-    of_islands[me].copy_(wire.encode(total))
+    of_islands[me].copy_(rows.encoded(total, wire))
     wait_for(start_all_to_all([of_islands[me]] * len(workers), of_islands, group))
     summed = wire.decode(torch.empty_like(sums).index_copy_(0, order, sums))
     lost = None

@@ -117,7 +117,7 @@ class CompressedSum:
                 # Weighted before it is encoded: receivers then only add, and the blocks of a sum
                 # are encoded like a worker's own.
                 wanted = values[rows] * weight
-                encoded[worker, rows] = self._wire.encode(wanted)
+                encoded[worker, rows] = about[rows].encoded(wanted, self._wire)
                 sent = about[rows].without_padding(self._wire.decode(encoded[worker, rows]))
                 if counted:
                     self._count(worker, wanted, sent, wanted - sent)

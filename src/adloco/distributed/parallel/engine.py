@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import (
     GradientSums,
     gradients,
@@ -172,13 +171,5 @@ class IslandGroup:
     @torch.no_grad()
     def average(self, buffers: Sequence[Tensor]) -> None:
         """Set tensors to their mean over the island."""
-        self.add_up(buffers, self.group)
         for buffer in buffers:
-            buffer.div_(dist.get_world_size(self.group))
-
-    @torch.no_grad()
-    def add_up(self, tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-        """Set tensors, of sharded ones this rank's shards, to their sum over some of the ranks."""
-        for tensor in tensors:
-            dist.all_reduce(local(tensor), group=group)
-            self.traffic.inside += num_bytes([tensor])
+            self.sum_on_device(buffer).div_(dist.get_world_size(self.group))
