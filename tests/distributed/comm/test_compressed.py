@@ -71,8 +71,8 @@ def in_format(values: Tensor, wire: WireFormat) -> Tensor:
     padded = torch.zeros(rows * wire.block)
     padded[: values.numel()] = values.flatten()
     own = values.flatten()[(rows - 1) * wire.block :]
-    for place in range(values.numel(), len(padded)) if wire.sums_in_blocks else ():
-        padded[place] = own[(place - values.numel()) % len(own)]
+    for index in range(values.numel(), len(padded)) if wire.sums_in_blocks else ():
+        padded[index] = own[(index - values.numel()) % len(own)]
     return (
         wire.decode(wire.encode(padded.view(rows, wire.block)))
         .flatten()[: values.numel()]

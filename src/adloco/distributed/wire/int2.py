@@ -29,8 +29,8 @@ class Int2:
 
     Magnitudes are large if they are at least the block's mean magnitude plus an eighth of the way
     from there to its largest one. The two magnitudes of the block, in bfloat16, are the mean of the
-    large ones and the mean of the others. If a block contains a zero, the others become
-    zero, so there are three levels.
+    large ones and the mean of the others. If a block contains a zero, the others become zero, so
+    there are three levels.
 
     |x - Q(x)| / |x| is 0.342 for normal values and 0.48 for values of Student's t with 3 degrees of
     freedom; the best two magnitudes of each block would have 0.337 and 0.44.
