@@ -17,6 +17,7 @@ from adloco.algorithms import muon_step
 from adloco.algorithms.inner.muon import NEWTON_SCHULZ
 from adloco.algorithms.model_state import load_optimizer
 from adloco.algorithms.muon_step import Muon, orthogonal, step_length
+from adloco.distributed.dtensor import gather_shards
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LR, DECAY = 0.25, 0.5
@@ -65,6 +66,36 @@ def test_a_step_of_adamw(dtype: torch.dtype) -> None:
     weight = adamw_by_hand(numbers(model.weight), numbers(model.weight.grad), DECAY)
     bias = adamw_by_hand(numbers(model.bias), numbers(model.bias.grad), 0.0)
     step_is(InnerAdamW(lr=LR, weight_decay=DECAY), model, weight, bias)
+
+
+def test_adamw_resumes_parameters_in_any_order_of_memory() -> None:
+    """States are saved row by row; the fused kernel walks through memory."""
+
+    def step(model: nn.ParameterList, optimizer: torch.optim.Optimizer) -> None:
+        for index, parameter in enumerate(model):
+            seed = torch.Generator().manual_seed(index)
+            parameter.grad = torch.empty_like(parameter).copy_(
+                torch.randn(parameter.shape, generator=seed)
+            )
+        optimizer.step()
+
+    start = [torch.randn(5, 7).t(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+    whole, parts = (nn.ParameterList([each.clone() for each in start]) for _ in range(2))
+    assert not whole[0].is_contiguous()
+    (undisturbed,), (before,) = InnerAdamW(lr=LR)(whole), InnerAdamW(lr=LR)(parts)
+    for model, optimizer in ((whole, undisturbed), (parts, before)):
+        step(model, optimizer)
+    (after,) = InnerAdamW(lr=LR)(parts)
+    load_optimizer(after, gather_shards(before.state_dict()))
+    for model, optimizer in ((whole, undisturbed), (parts, after)):
+        step(model, optimizer)
+    assert all(one.equal(other) for one, other in zip(whole, parts, strict=True))
+
+
+def test_adamw_refuses_gaps_in_memory() -> None:
+    """torch's fused kernel steps such a parameter as if it had none."""
+    with pytest.raises(ValueError, match=r"shape \(6, 3\) has gaps in memory.*\.contiguous\(\)"):
+        InnerAdamW()(nn.ParameterList([torch.randn(6, 8)[:, :3]]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

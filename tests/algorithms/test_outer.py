@@ -156,7 +156,46 @@ def test_drop_in_resumes_from_its_state() -> None:
     assert all(a.equal(b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True}), ("AdamW", {})],
+    ids=str,
+)
+def test_parameters_in_any_order_of_memory(kind: str, options: dict[str, Any]) -> None:
+    """Fused optimizers walk through memory, so global parameters, means and states must lie there
+    alike: by torch's own loop over row-major parameters.
+    """
+
+    def models(*, row_major: bool) -> list[nn.ParameterList]:
+        torch.manual_seed(1)
+        values = [torch.randn(5, 7).t(), torch.randn(26)[::2], torch.randn(6, 8)[:, :3]]
+        values.append(torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last))
+        if row_major:
+            values = [value.contiguous() for value in values]
+        return [
+            nn.ParameterList([value.clone() if i else value for value in values]) for i in (0, 1)
+        ]
+
+    strided, plain = models(row_major=False), models(row_major=True)
+    outer = OuterOptimizer(optimizer=kind, lr=0.1, options=options)
+    by_loop = OuterOptimizer(optimizer=kind, lr=0.1, options={**options, "fused": False})
+    diloco = DiLoCo(strided, outer=outer, sync_every=1)
+    expected = DiLoCo(plain, outer=by_loop, sync_every=1)
+    for _ in range(3):
+        for one, other in zip(strided, plain, strict=True):
+            for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+                moved = torch.randn(mine.shape)
+                mine.data.add_(moved)
+                theirs.data.add_(moved)
+        diloco.step()
+        expected.step()
+    for mine, theirs in zip(strided[1].parameters(), plain[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_refusal() -> None:
+    with pytest.raises(ValueError, match="models must have a model at least, got none"):
+        DiLoCo([], outer=None, sync_every=1)
     with pytest.raises(
         ValueError, match="samples must have one number for each of 2 models, got 1"
     ):

@@ -95,7 +95,7 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype, *, device: Device = None) -> 
 
 @torch.no_grad()
 def copied(tensor: Tensor, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Copy a tensor, with its shards.
+    """Copy a tensor, with its shards; row by row in memory, however the tensor lies in it.
 
     Args:
         tensor: The tensor.
@@ -104,7 +104,7 @@ def copied(tensor: Tensor, *, device: Device = None, dtype: torch.dtype | None =
     """
     shard = local(tensor).detach()
     copy = shard.to(device=device or shard.device, dtype=dtype or shard.dtype, copy=True)
-    return with_local(copy, tensor)
+    return with_local(copy.contiguous(), tensor)
 
 
 @functools.cache
@@ -123,12 +123,17 @@ def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def scattered(tensor: Tensor, like: Tensor) -> Tensor:
-    """Shard a whole tensor like another one, without communication.
+    """Shard a whole tensor like another one of its shape, without communication, and lay it out in
+    memory like it: fused optimizers walk through memory.
 
     Every rank has the whole tensor and keeps its shard of it.
     """
-    if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
+    if isinstance(tensor, DTensor):
         return tensor
+    if not isinstance(like, DTensor):
+        if tensor.stride() == like.stride():
+            return tensor
+        return torch.empty_like(like, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return distribute_tensor(
         tensor.detach().to(like.device), like.device_mesh, like.placements, src_data_rank=None
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_betas, check_rates, decay_groups, trainable
+from adloco.errors import require
 from adloco.late import torch
 from adloco.setting import setting
 
@@ -40,7 +41,19 @@ class InnerAdamW:
         return [self.build(list(trainable(model).values()))]
 
     def build(self, parameters: Sequence[Tensor]) -> Optimizer:
-        """Build torch's AdamW over these parameters, with matrices and vectors in two groups."""
+        """Build torch's AdamW over these parameters, with matrices and vectors in two groups.
+
+        Raises:
+            ValueError: A parameter's values are not side by side in memory.
+        """
+        from adloco.distributed.dtensor import local  # Torch takes seconds to import.
+
+        for own in map(local, parameters):
+            require(
+                own.stride() == torch.empty_like(own, device="meta").stride(),
+                f"a parameter of shape {tuple(own.shape)} has gaps in memory, where torch's fused "
+                "AdamW takes wrong steps; make it with .contiguous()",
+            )
         groups = decay_groups(parameters, self.weight_decay)
         # Fused for every data type, because the fused kernel computes in float32. torch's loop
         # computes in the parameters' type: its epsilon of 1e-8 is zero in float16, so a small
