@@ -10,7 +10,9 @@ import torch
 import yaml
 
 from adloco.cli.main import main
+from adloco.run.records import Records
 from adloco.run.trained import load_trained
+from adloco.run.transformers_export import export
 from adloco.tasks.language_model import next_token_loss
 from adloco.tasks.task import TaskData
 
@@ -69,6 +71,20 @@ def test_exported_is_trained(
     assert results["sent per worker (MB)"] == f"{summary['bytes'] / 1e6:,.1f}"
     assert results["parameters"] == f"{summary['num_parameters']:,}"
     assert not {"None", "-", "0"} & set(results.values())
+
+
+def test_a_card_is_of_the_exported_checkpoint(small: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["--run.keep_checkpoints", "9", "--run.checkpoint_every", "1"]
+    assert main(["train", "diloco", *small, *words]) == 0
+    first, *_ = Records(run).read()
+    export(load_trained(run, round=1), tmp_path / "exported")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    results = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.MULTILINE))
+    loss = f"{first['val_loss']:.4f}"
+    assert results["final validation loss (nats per token)"] == loss
+    assert results["best validation loss (nats per token)"] == loss
+    assert results["tokens"] == f"{first['tokens']:,}"
 
 
 def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

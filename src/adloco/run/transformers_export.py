@@ -136,11 +136,13 @@ What is 0 or was not measured is left out.
 
 
 def _results(trained: Trained) -> Iterator[tuple[str, str]]:
-    """Name and value of each result for the model card."""
+    """Name and value of each result for the model card: of the run until this checkpoint."""
     recipe = trained.stored.recipe
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    rounds = trained.stored.algorithm["rounds_done"]
+    records = Records(trained.stored.folder).read()
     summary = summarise(
-        Records(trained.stored.folder).read(),
+        [record for record in records if record["round"] <= rounds],
         recipe.task.measures,
         num_parameters=parameters,
         recipe=recipe.run.name,
