@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from adloco.algorithms.method import Problem, Source
+from adloco.algorithms.optimizers import OuterMean, OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
 from adloco.models.build import ModelBuilder
@@ -15,8 +16,6 @@ from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import LanguageModel
 from adloco.tasks.task import Task
 
-OUTER_COPIES = 2
-"""A trainer's global parameters and their momentum, each as large as the model."""
 ADAMW_MOMENTS = 2
 
 
@@ -76,7 +75,8 @@ def _is_replayable(builder: Builder) -> bool:
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:
-    """The memory of all trainers' global parameters and outer momentum on the device.
+    """The memory of all trainers' global parameters and outer optimizers on the device; of those
+    that are not SGD, Adam's two moments are counted.
 
     Returns:
         A multiple of the model's size in its own data type; 0 if they are kept on the host.
@@ -84,7 +84,12 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     if recipe.outer_memory.off_device(device.type):
         return 0
     size = _in_fp32(recipe) if recipe.outer_memory.dtype == "fp32" else 1
-    return OUTER_COPIES * size * recipe.method.num_trainers
+    outer, states = recipe.outer, ADAMW_MOMENTS
+    if isinstance(outer, OuterMean):
+        states = 0
+    elif isinstance(outer, OuterOptimizer) and outer.optimizer == "SGD":
+        states = 1 if outer.options.get("momentum") else 0
+    return (1 + states) * size * recipe.method.num_trainers
 
 
 def residual_copies(recipe: Recipe, workers: int, device: torch.device) -> int:

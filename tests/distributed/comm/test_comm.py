@@ -1,5 +1,6 @@
 """Reductions and their byte counts, by hand."""
 
+import math
 import random
 
 import pytest
@@ -30,6 +31,14 @@ def test_weighted_mean_and_bytes() -> None:
     assert first[0].tolist() == [1.0, 2.0]
     # Two workers send three float32 each.
     assert traffic.between == 2 * 3 * 4
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_what_has_no_weight_does_not_count(bad: float) -> None:
+    """Even if it is not finite. With weight, a mask of -inf stays one."""
+    entries = [[torch.tensor([1.0, -math.inf])], [torch.tensor([bad, -math.inf])]]
+    (mean,) = Comm(Islands(workers=[2], traffic=Traffic())).mean(entries, [1.0, 0.0])
+    assert mean.tolist() == [1.0, -math.inf]
 
 
 def test_every_tensor_is_averaged() -> None:

@@ -187,7 +187,9 @@ def fill_weighted(
         for worker, (entry, weight) in enumerate(zip(parts[rows:ends], given.weights, strict=True)):
             added = worker >= rows
             term = scratch[: len(entry)] if added else parts[worker]
-            if origin:
+            if not weight:  # It may hold what is not finite: a mask, or a worker that is left out.
+                term.zero_()
+            elif origin:
                 start = parts[ends].to(entry.dtype).to(term.dtype)
                 torch.sub(start, entry.to(term.dtype), out=term).mul_(weight)
             else:
