@@ -15,13 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adloco.algorithms.inner.muon import NEWTON_SCHULZ, Quintic
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.gradient_norms import Block
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic
 
+QUINTIC = (3.4445, -4.775, 2.0315)
+"""a, b and c: each Newton-Schulz step takes a singular value s to a s + b s^3 + c s^5 (those of
+Jordan et al., 2024, and torch.optim.Muon)."""
+NEWTON_SCHULZ_STEPS = 5
+"""They take singular values from 0.01 to 1 of the norm to 0.68 to 1.13."""
 LEAST_NORM = 1e-7
 """Matrices of a smaller norm are divided by this one."""
 
@@ -40,7 +44,6 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         weight_decay: float,
         momentum: float,
-        newton_schulz: str = "constant",
     ) -> None:
         """
         Args:
@@ -49,13 +52,11 @@ class Muon(torch.optim.Optimizer):
             lr: Learning rate.
             weight_decay: Each step takes lr times this share off the matrices.
             momentum: Share of the old momentum in the new one.
-            newton_schulz: The steps that orthogonalise, a key of `NEWTON_SCHULZ`.
         """
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "blocks": ()}
         super().__init__(matrices, defaults)
         self.owners = MatrixOwners(Traffic())
         """The ranks that share the work; at first this one alone."""
-        self._steps = NEWTON_SCHULZ[newton_schulz]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -66,7 +67,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
             if matrices:
-                self.owners.do(_Step(matrices, self.state, group, self._steps))
+                self.owners.do(_Step(matrices, self.state, group))
         return loss
 
 
@@ -74,16 +75,11 @@ class _Step:
     """A step of one group of matrices, as work for their owners."""
 
     def __init__(
-        self,
-        matrices: Sequence[Tensor],
-        state: dict[Tensor, Any],
-        group: dict[str, Any],
-        steps: Sequence[Quintic],
+        self, matrices: Sequence[Tensor], state: dict[Tensor, Any], group: dict[str, Any]
     ) -> None:
         self.matrices = matrices
         self.dtype = _computed_in(local(matrices[0]))
         self._group = group
-        self._steps = steps
         self._gradients = [local(matrix.grad) for matrix in matrices if matrix.grad is not None]
         for matrix in matrices:
             if "momentum_buffer" not in state[matrix]:
@@ -105,10 +101,10 @@ class _Step:
         """
         sizes, shape = self._group["blocks"], stack.shape[1:]
         if not sizes:
-            return orthogonal(stack, self._steps)
+            return orthogonal(stack)
         directions = torch.empty_like(stack)
         for block in blocks_of(shape, sizes):
-            part = orthogonal(stack[:, *block], self._steps)
+            part = orthogonal(stack[:, *block])
             directions[:, *block] = part * (step_length(part.shape[1:]) / step_length(shape))
         return directions
 
@@ -167,18 +163,15 @@ def step_length(shape: Sequence[int]) -> float:
     return 0.2 * math.sqrt(max(shape))
 
 
-def orthogonal(stack: Tensor, steps: Sequence[Quintic]) -> Tensor:
+def orthogonal(stack: Tensor) -> Tensor:
     """Matrices with the same directions and singular values near 1, by Newton-Schulz steps.
 
-    Each step takes a singular value s to a s + b s^3 + c s^5 (Jordan et al., 2024, Muon).
-
-    Args:
-        stack: Matrices (number, rows, columns), in the data type to compute in.
-        steps: a, b and c of each step.
+    stack: Matrices (number, rows, columns), in the data type to compute in.
     """
     wide = stack.mT if stack.size(1) > stack.size(2) else stack
     result: Tensor = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=LEAST_NORM)
-    for a, b, c in steps:
+    a, b, c = QUINTIC
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = result @ result.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         result = torch.baddbmm(result, polynomial, result, beta=a)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from adloco.cli.arguments import ModelCommand, argument
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, working
 from adloco.errors import require
 
 
 @dataclass(kw_only=True)
 class Evaluate(ModelCommand):
-    """Print the loss of a run's model on its validation text, or on all text of another path."""
+    """Print the loss of a run's model on its validation text, or on another text."""
 
     key = "evaluate"
     summary = "print the loss of a run's model"
@@ -24,7 +24,7 @@ class Evaluate(ModelCommand):
         windows: int | None = self.windows
         require((windows or 0) >= 0, f"--windows must be >= 0, got {windows}")
         console = open_console()
-        with console.status("evaluating ..."):
+        with working(console, "evaluating ..."):
             trained = self.load()
             recipe = trained.stored.recipe
             require(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco.cli.arguments import SettingsCommand, argument
-from adloco.cli.terminal import open_console
+from adloco.cli.terminal import open_console, working
 from adloco.errors import require
 
 
@@ -89,7 +89,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
     console, size = open_console(), arguments.parameters
-    with console.status("predicting ..."):
+    with working(console, "predicting ..."):
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None
         noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)

@@ -3,20 +3,25 @@ prints what was measured.
 """
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from adloco.cli.arguments import RanksCommand, argument
-from adloco.cli.terminal import open_console, table_of
+from adloco.cli.terminal import open_console, table_of, working
 from adloco.errors import require
 from adloco.report.readable import counted
 
 if TYPE_CHECKING:
     from adloco.config.sections import Recipe
+
+BUSY = 0.2
+"""Jitter above which something else has probably held up the steps."""
 
 
 @dataclass(kw_only=True)
@@ -66,8 +71,8 @@ class Probe(RanksCommand):
         from adloco.run.micro_batch_probe import probe
         from adloco.run.start import open_recipe
 
-        with console.status("training steps of rising size ..."):
-            found = probe(open_recipe(recipe))
+        with working(console, "reading text and building the model ...") as tell:
+            found = probe(open_recipe(recipe), on_micro_batch=partial(_trying, tell, 1))
         table = table_of(
             *("micro-batch", "peak memory of a worker", "part of its budget"),
             *("seconds per step", "samples per second", "fits"),
@@ -100,15 +105,12 @@ class Probe(RanksCommand):
 
         if this_rank() == 0:
             cluster_text(file)  # It is refused before minutes of measuring, not after.
-        with console.status("training steps of rising size ...") as status:
-            opened = open_recipe(recipe)
-            found = measure_throughput(
-                opened,
-                sorted({*self.micro_batches}) or doublings(probe(opened).max_micro_batch),
-                on_micro_batch=lambda size: status.update(
-                    f"training {STEPS} steps with micro-batches of {size} ..."
-                ),
-            )
+        with working(console, "reading text and building the model ...") as tell:
+            opened, sizes = open_recipe(recipe), sorted({*self.micro_batches})
+            if not sizes:
+                limit = probe(opened, on_micro_batch=partial(_trying, tell, 1)).max_micro_batch
+                sizes = doublings(limit)
+            found = measure_throughput(opened, sizes, on_micro_batch=partial(_trying, tell, STEPS))
         table = table_of("micro-batch", "seconds per step", "samples per second")
         rates = found.samples_per_second.values()
         for (size, seconds), rate in zip(found.median_seconds.items(), rates, strict=True):
@@ -126,8 +128,13 @@ class Probe(RanksCommand):
             )
         console.print(
             f"an island of {counted(found.ranks, 'rank')}; jitter {found.jitter:.2g}: standard "
-            "deviation of a step's seconds over their mean\n"
+            "deviation of a step's seconds over their mean"
+            f"{' (a busy machine: measure again on an idle one)' * (found.jitter > BUSY)}\n"
             f"written to {file}; describe your islands and their link there, for adloco plan "
             "--cluster",
             soft_wrap=True,
         )
+
+
+def _trying(tell: Callable[[str], None], steps: int, size: int) -> None:
+    tell(f"training {counted(steps, 'step')} with micro-batches of {size} ...")

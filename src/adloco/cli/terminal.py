@@ -5,10 +5,9 @@ markup, and it cannot control the terminal.
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
@@ -104,13 +103,23 @@ def print_error(sentence: str, speaker: str = "adloco") -> None:
     print(f"{speaker}: {printable(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
 
 
-def working(console: Console, what: str) -> AbstractContextManager[Any]:
-    """Show what is being done until the context ends. Where nothing can be taken back, it is a
-    line; in notebooks nothing, because Rich needs ipywidgets for that and warns without them.
+@contextmanager
+def working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done until the context ends, or what the yielded function is given. Where
+    nothing can be taken back, each is a line; in notebooks nothing is shown, because Rich needs
+    ipywidgets for that and warns without them.
     """
-    if not console.is_terminal and not console.is_jupyter:
-        say(console, what)
-    return nullcontext() if console.is_jupyter else console.status(what)
+    if console.is_terminal and not console.is_jupyter:
+        with console.status(what) as status:
+            yield status.update
+    else:
+
+        def tell(text: str) -> None:
+            if not console.is_jupyter:
+                say(console, text)
+
+        tell(what)
+        yield tell
 
 
 class _PrintableHook(RenderHook):

@@ -8,6 +8,7 @@ device.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +36,12 @@ class Probe:
     """Every size that was measured, in rising order."""
 
 
-def probe(opened: Opened) -> Probe:
+def probe(opened: Opened, on_micro_batch: Callable[[int], None] = lambda size: None) -> Probe:
     """Find the largest micro-batch that fits.
 
     Args:
         opened: The recipe, whose task provides the longest samples.
+        on_micro_batch: Called with each size before it is tried.
 
     Raises:
         ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
@@ -49,6 +51,7 @@ def probe(opened: Opened) -> Probe:
     worker = ProbeWorker(opened, opened.task.largest_source())
 
     def measure(size: int) -> Measured:
+        on_micro_batch(size)
         try:
             peak, seconds = worker.peak(size)
         except OutOfMemoryError:

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_rates, trainable
-from adloco.errors import SettingError, one_of, require, require_range, require_setting
+from adloco.errors import SettingError, require, require_range
 from adloco.setting import setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-Quintic = tuple[float, float, float]
-"""Coefficients a, b and c of the step s -> a s + b s^3 + c s^5 of a singular value s."""
-
-NEWTON_SCHULZ: Mapping[str, Sequence[Quintic]] = {
-    "constant": [(3.4445, -4.775, 2.0315)] * 5,
-    "polar-express": [
-        (8.205161, -22.901935, 16.460724),
-        (4.066395, -2.861154, 0.518400),
-        (3.909595, -2.823352, 0.525037),
-        (3.285564, -2.415302, 0.485294),
-        (2.300652, -1.668904, 0.418807),
-    ],
-}
-"""The steps of each variant.
-
-- constant: those of Jordan et al., 2024 and torch.optim.Muon. They take singular values from 0.01
-  to 1 of the norm to 0.68 to 1.13.
-- polar-express: the best polynomial for what the steps before it leave (arXiv 2505.16932, theorem
-  3.1), for singular values from 0.001 of the norm on, which it takes to 0.83 to 1.12. In all steps
-  but the last, s is divided by 1.01 before, against rounding.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +37,6 @@ class InnerMuon:
     """Matrices whose name contains a key consist of blocks along their longer side, which are
     orthogonalised on their own: the number of equal blocks, or their sizes, for instance
     { c_attn = 3 } or { qkv_proj = [1024, 256, 256] }."""
-    newton_schulz: str = "constant"
-    """Polynomials that orthogonalise, five steps each: "constant" is that of torch.optim.Muon,
-    "polar-express" brings small singular values closer to 1 (arXiv 2505.16932)."""
 
     def __post_init__(self) -> None:
         check_rates(self)
@@ -72,8 +47,6 @@ class InnerMuon:
             if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
                 problem = f"must have a number of blocks, or a list of their sizes, got {name} = "
                 raise SettingError(self, "split", f"{problem}{blocks!r}")
-        known = self.newton_schulz in NEWTON_SCHULZ
-        require_setting(known, self, "newton_schulz", f"must be {one_of(NEWTON_SCHULZ)}")
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         named = trainable(model)
@@ -93,7 +66,6 @@ class InnerMuon:
             lr=self.lr,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
-            newton_schulz=self.newton_schulz,
         )
         adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
         return [muon, adamw.build(rest)] if rest else [muon]
