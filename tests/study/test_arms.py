@@ -95,6 +95,7 @@ def test_folders_become_arms_by_their_settings(tmp_path: Path) -> None:
     assert [(run.arm, run.seed) for run in runs] == list(zip(names, range(3), strict=True))
     (unequal,) = inequalities(runs)
     assert unequal.startswith("budget (run.tokens: ")
+    assert unequal.endswith(", 'diloco, run.tokens 9000000': 9000000)")
     with pytest.raises(ValueError, match="arm 'diloco' has 2 runs with seed 0"):
         plan_runs([one, one], [], 1, tmp_path / "study")
 

@@ -48,16 +48,18 @@ class Train(MachinesCommand):
     """
 
     def run(self) -> int:
+        resumed = self.resume
+        if self.from_run:
+            require(not resumed, "--from begins a new run, and --resume continues one; give one")
+            self.settings.append(("model.from_run", self.from_run))
+        if not resumed and "WORLD_SIZE" not in os.environ:
+            self.read_recipe()  # Refused at once: what is imported below takes seconds.
         from adloco.cli.alerts import VARIABLE, Alerts
         from adloco.cli.rank_processes import Machines
         from adloco.cli.train_here import train_here
         from adloco.distributed.launch.launcher import num_ranks
         from adloco.run.changes import absolute_budgets
 
-        resumed = self.resume
-        if self.from_run:
-            require(not resumed, "--from begins a new run, and --resume continues one; give one")
-            self.settings.append(("model.from_run", self.from_run))
         if resumed:
             self.settings = absolute_budgets(resumed, self.settings)
         require(

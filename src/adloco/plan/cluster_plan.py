@@ -82,12 +82,12 @@ def make_plan(
         )
         condition = f" with batches of {batches} samples only"
         reasons.insert(0, _without_noise_scale(condition))
-    if chosen.spread:
-        least, most = chosen.spread
+    least, most = chosen.spread or (1.0, 1.0)
+    if least < 0.995 or most > 1.005:
         upper = f"{most:.3g}" if math.isfinite(most) else "any number of"
         reasons.append(
-            f"It could take {least:.3g} to {upper} times its {chosen.tokens:.3g} tokens, and so of "
-            "its time, bytes and price: 90% of the laws that fit the runs lie between."
+            f"It could take {least:.3g} to {upper} times its {chosen.tokens:,.0f} tokens, and so "
+            "of its time, bytes and price: 90% of the fitted laws lie between."
         )
     return Plan(
         cluster=cluster,

@@ -58,8 +58,8 @@ def best_table(plan: Plan) -> Table:
         plan,
         f"The best of each method{plan.condition}",
         "Bytes are those that leave each island. It is busy while it computes. Memory is without "
-        "activations. 90% of the laws that fit the runs have time, bytes, tokens, steps, syncs and "
-        "price within the range.",
+        "activations. 90% of the fitted laws have time, bytes, tokens, steps, syncs and price "
+        "within the range.",
         list(by_method(plan.predictions).values()),
     )
 
@@ -158,6 +158,8 @@ def range_text(one: Prediction) -> str:
     least, most = one.spread
     if not math.isfinite(most):
         return f"{least - 1:+.0%} to no limit"
+    if least > 0.995 and most < 1.005:
+        return "within 1%"
     return f"{least - 1:+.0%} to " + (f"{most - 1:+.0%}" if most < 10 else f"x{most:.3g}")
 
 

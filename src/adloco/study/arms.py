@@ -23,6 +23,8 @@ from adloco.setting import Facts
 
 Flags = tuple[tuple[str, str], ...]
 """(section.key, value) of settings, in order."""
+EMPTY = "''"
+"""An empty setting in a sentence."""
 NAMED_CHANGES = 3
 """Settings that the name of an arm has at most."""
 
@@ -188,7 +190,10 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
             taken = {*arms.values(), *(other.arm for other in result if not other.given)}
             known = first.setdefault(run.arm, settings)
             other = [name for name, value in settings.items() if known.get(name) != value]
-            changes = ", ".join(f"{name} {settings[name]}" for name in other[:NAMED_CHANGES])
+            if "run.tokens" in other and "learning_rate.total_tokens" in other:
+                other.remove("learning_rate.total_tokens")  # It follows the budget.
+            named = (f"{name} {settings[name] or EMPTY}" for name in other[:NAMED_CHANGES])
+            changes = ", ".join(named)
             name = f"{run.arm}, {changes}" if changes and run.arm in taken else run.arm
             names = (name if number == 1 else f"{name} {number}" for number in range(1, 999))
             arms[key] = next(name for name in names if name not in taken)

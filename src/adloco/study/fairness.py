@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from adloco.config.finding import held_by, setting_facts
 from adloco.config.recipe_text import named_settings
-from adloco.study.arms import StudyRun
+from adloco.study.arms import EMPTY, StudyRun
 
 OF_A_RUN = ("run.name", "run.folder", "run.seed")
 """Settings that say which run it is."""
@@ -40,7 +40,9 @@ def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]
 
 
 def _of_arms(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{arm}: {value}" for arm, value in values.items())
+    """The value of each arm; an arm whose name has commas is in quotes."""
+    named = ((repr(arm) if "," in arm else arm, value) for arm, value in values.items())
+    return ", ".join(f"{arm}: {value or EMPTY}" for arm, value in named)
 
 
 def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:

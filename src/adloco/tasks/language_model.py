@@ -118,8 +118,11 @@ class LanguageModel:
         ids[1, -1] = (ids[0, -1] + 1) % self.tokenizer.vocab_size
         first, second = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         sees = float((first - second).abs().max() / first.abs().max().clamp(min=1e-30)) > LEAK
+        decodes = hasattr(getattr(model, "config", None), "is_decoder")
         advice = (
             "take one for causal language modelling, or add is_decoder = true to model.overrides"
+            if decodes
+            else "its logits at a position may depend on the tokens up to it alone"
         )
         return f"the model sees the tokens that it must predict: {advice}" if sees else ""
 
