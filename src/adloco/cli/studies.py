@@ -4,6 +4,7 @@ each, and show the comparison.
 
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -182,6 +183,9 @@ def print_table(table: Table, console: Console) -> None:
     if first + sum(widths) + 2 * len(widths) <= console.width:
         for column, width in zip(shown.columns[1:], widths, strict=True):
             column.min_width = width
+    if not console.is_terminal:
+        unlimited = console.options.update(max_width=sys.maxsize)
+        console.width = max(console.width, console.measure(shown, options=unlimited).maximum)
     console.print(shown)
 
 
