@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco.cli.arguments import SettingsCommand, argument
-from adloco.cli.terminal import open_console, working
+from adloco.cli.terminal import open_console, say, working
 from adloco.errors import require
 
 
@@ -136,10 +136,10 @@ def _plan(arguments: Plan, file: Path) -> int:
     console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {plan.chosen.candidate.label}", soft_wrap=True)
     for sentence in filter(None, [*plan.reasons, crossing_text(plan)]):
-        console.print(f"  {sentence}", soft_wrap=True)
+        say(console, f"  {sentence}")
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
-        console.print(f"  {sentence}", soft_wrap=True)
+        say(console, f"  {sentence}")
     console.print(str(page), soft_wrap=True)
     if not size:  # Otherwise the recipe trains another model than was planned.
         command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
