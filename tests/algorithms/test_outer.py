@@ -194,7 +194,7 @@ def test_parameters_in_any_order_of_memory(kind: str, options: dict[str, Any]) -
 
 
 def test_refusal() -> None:
-    with pytest.raises(ValueError, match="models must have a model at least, got none"):
+    with pytest.raises(ValueError, match="models must have at least one model, got none"):
         DiLoCo([], outer=None, sync_every=1)
     with pytest.raises(
         ValueError, match="samples must have one number for each of 2 models, got 1"

@@ -37,6 +37,17 @@ def test_a_command_hears_of_the_end_and_of_a_failure(
     assert " has failed: run folder " in kept.read_text()
 
 
+def test_a_bad_recipe_is_refused_at_once_and_told(
+    told: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the modules are imported that need torch, and before anything is said of a text."""
+    command, kept = told
+    monkeypatch.setitem(sys.modules, "adloco.cli.train_here", None)  # Importing it raises.
+    assert main(["train", "dilco", "--notify", command]) == 2
+    assert " has failed: recipe 'dilco' is neither " in kept.read_text()
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.usefixtures("warm_python")
 def test_a_launcher_tells_of_the_failure_of_its_ranks_once(
     small: list[str], told: tuple[str, Path]

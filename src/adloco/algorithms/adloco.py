@@ -83,7 +83,6 @@ class AdLoCo:
         self._syncing = syncing
         self._batching = batching or Batching()
         merging, execution = merging or Merging(), execution or Execution()
-        self._seed = execution.seed
         check_sections(problem, method, self._batching, learning_rate, self.placement)
         for option in options:
             option.check(method, self._batching, syncing.streaming, merging.policy)
@@ -336,5 +335,5 @@ class AdLoCo:
 
     def _new_trainer(self, trainer: int, worker_ids: Sequence[int]) -> Trainer:
         outer = OuterSync(self._start, self._syncing, self._fragments)
-        controller = BatchController(self._batching.rule, self._batching.guards, self._seed)
+        controller = BatchController(self._batching.rule, self._batching.guards)
         return Trainer(trainer, outer, controller, worker_ids)

@@ -59,7 +59,7 @@ class DiLoCo:
     ) -> None:
         require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
         self.models = [models] if isinstance(models, nn.Module) else list(models)
-        require(bool(self.models), "models must have a model at least, got none")
+        require(bool(self.models), "models must have at least one model, got none")
         self.sync_every = sync_every
         self.placement = placement or OneProcess()
         self.num_workers = num_workers or len(self.models)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
-from adloco.distributed.parallel.gradient_norms import Block
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic
 
@@ -26,6 +25,8 @@ QUINTIC = (3.4445, -4.775, 2.0315)
 Jordan et al., 2024, and torch.optim.Muon)."""
 NEWTON_SCHULZ_STEPS = 5
 """They take singular values from 0.01 to 1 of the norm to 0.68 to 1.13."""
+Block = tuple[slice, slice]
+"""The rows and columns of a part of a matrix."""
 LEAST_NORM = 1e-7
 """Matrices of a smaller norm are divided by this one."""
 

@@ -130,7 +130,7 @@ class Option:
         """Memory that the stage takes on the device, as a multiple of the model's size.
 
         Args:
-            outer: The memory of all trainers' global parameters and outer momentum.
+            outer: The memory of all trainers' global parameters and outer optimizers.
             residuals: That of the workers' residuals.
             workers: Workers in this process.
         """

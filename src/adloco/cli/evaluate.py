@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from adloco.cli.arguments import ModelCommand, argument
-from adloco.cli.terminal import open_console, working
+from adloco.cli.terminal import open_console
 from adloco.errors import require
 
 
@@ -24,7 +24,7 @@ class Evaluate(ModelCommand):
         windows: int | None = self.windows
         require((windows or 0) >= 0, f"--windows must be >= 0, got {windows}")
         console = open_console()
-        with working(console, "evaluating ..."):
+        with console.status("evaluating ..."):
             trained = self.load()
             recipe = trained.stored.recipe
             require(

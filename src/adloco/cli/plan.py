@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco.cli.arguments import SettingsCommand, argument
-from adloco.cli.terminal import open_console, say, working
+from adloco.cli.terminal import open_console, say
 from adloco.errors import require
 
 
@@ -89,7 +89,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     if arguments.price is not None:
         cluster = replace(cluster, price_per_hour=arguments.price)
     console, size = open_console(), arguments.parameters
-    with working(console, "predicting ..."):
+    with console.status("predicting ..."):
         runs = read_short_runs(arguments.runs) if arguments.runs else None
         fit = fit_loss_law(runs.points) if runs else None
         noise_scale = arguments.noise_scale or (runs.noise_scale if runs else None)
@@ -136,10 +136,10 @@ def _plan(arguments: Plan, file: Path) -> int:
     console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {plan.chosen.candidate.label}", soft_wrap=True)
     for sentence in filter(None, [*plan.reasons, crossing_text(plan)]):
-        say(console, f"  {sentence}")
+        say(console, sentence, indent="  ")
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
-        say(console, f"  {sentence}")
+        say(console, sentence, indent="  ")
     console.print(str(page), soft_wrap=True)
     if not size:  # Otherwise the recipe trains another model than was planned.
         command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])

@@ -72,7 +72,7 @@ class Probe(RanksCommand):
         from adloco.run.start import open_recipe
 
         with working(console, "reading text and building the model ...") as tell:
-            found = probe(open_recipe(recipe), on_micro_batch=partial(_trying, tell, 1))
+            found = probe(open_recipe(recipe), on_micro_batch=partial(_trying, tell))
         table = table_of(
             *("micro-batch", "peak memory of a worker", "part of its budget"),
             *("seconds per step", "samples per second", "fits"),
@@ -100,7 +100,7 @@ class Probe(RanksCommand):
         from adloco.distributed.launch.launcher import num_ranks, this_rank
         from adloco.plan.measured_cluster import cluster_text, write_measured
         from adloco.run.micro_batch_probe import probe
-        from adloco.run.probe_worker import STEPS, doublings, measure_throughput
+        from adloco.run.probe_worker import doublings, measure_throughput
         from adloco.run.start import open_recipe
 
         if this_rank() == 0:
@@ -108,9 +108,9 @@ class Probe(RanksCommand):
         with working(console, "reading text and building the model ...") as tell:
             opened, sizes = open_recipe(recipe), sorted({*self.micro_batches})
             if not sizes:
-                limit = probe(opened, on_micro_batch=partial(_trying, tell, 1)).max_micro_batch
+                limit = probe(opened, on_micro_batch=partial(_trying, tell)).max_micro_batch
                 sizes = doublings(limit)
-            found = measure_throughput(opened, sizes, on_micro_batch=partial(_trying, tell, STEPS))
+            found = measure_throughput(opened, sizes, on_micro_batch=partial(_trying, tell))
         table = table_of("micro-batch", "seconds per step", "samples per second")
         rates = found.samples_per_second.values()
         for (size, seconds), rate in zip(found.median_seconds.items(), rates, strict=True):
@@ -136,5 +136,5 @@ class Probe(RanksCommand):
         )
 
 
-def _trying(tell: Callable[[str], None], steps: int, size: int) -> None:
-    tell(f"training {counted(steps, 'step')} with micro-batches of {size} ...")
+def _trying(tell: Callable[[str], None], size: int) -> None:
+    tell(f"trying micro-batches of {counted(size, 'sample')} ...")

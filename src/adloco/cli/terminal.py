@@ -48,13 +48,20 @@ def open_console(*, quiet: bool = False) -> Console:
     return console
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
+def say(console: Console, text: str, style: str | None = None, indent: str = "") -> None:
     """Print a sentence: on a terminal in lines that end between words, elsewhere on one line.
 
     A path that is longer than the terminal is wide stays whole, so that it can be copied.
     """
-    width = console.width if console.is_terminal else len(text) + 1
-    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+    lines = textwrap.wrap(
+        text,
+        console.width if console.is_terminal else len(indent + text) + 1,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
         console.print(line, style=style, soft_wrap=True)
 
 
@@ -105,9 +112,9 @@ def print_error(sentence: str, speaker: str = "adloco") -> None:
 
 @contextmanager
 def working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done until the context ends, or what the yielded function is given. Where
-    nothing can be taken back, each is a line; in notebooks nothing is shown, because Rich needs
-    ipywidgets for that and warns without them.
+    """Show what is being done until the context ends; the yielded function shows another text in
+    its place. Where nothing can be taken back, each text is a line; in notebooks nothing is shown,
+    because Rich needs ipywidgets for that and warns without them.
     """
     if console.is_terminal and not console.is_jupyter:
         with console.status(what) as status:

@@ -52,14 +52,20 @@ class Train(MachinesCommand):
         if self.from_run:
             require(not resumed, "--from begins a new run, and --resume continues one; give one")
             self.settings.append(("model.from_run", self.from_run))
-        if not resumed and "WORLD_SIZE" not in os.environ:
-            self.read_recipe()  # Refused at once: what is imported below takes seconds.
         from adloco.cli.alerts import VARIABLE, Alerts
+
+        with Alerts(self.notify or os.environ.get(VARIABLE, "")) as alerts:
+            if not resumed and "WORLD_SIZE" not in os.environ:
+                self.read_recipe()  # Refused at once: what is imported below takes seconds.
+            return self._train(alerts)
+
+    def _train(self, alerts: "Alerts") -> int:
         from adloco.cli.rank_processes import Machines
         from adloco.cli.train_here import train_here
         from adloco.distributed.launch.launcher import num_ranks
         from adloco.run.changes import absolute_budgets
 
+        resumed = self.resume
         if resumed:
             self.settings = absolute_budgets(resumed, self.settings)
         require(
@@ -75,10 +81,9 @@ class Train(MachinesCommand):
             machines is None or self.restart,
             "--machines needs --restart and --run.folder, so that each machine resumes the run",
         )
-        with Alerts(self.notify or os.environ.get(VARIABLE, "")) as alerts:
-            if (self.ranks != 1 or machines) and num_ranks() == 1:
-                return _run_on_ranks(self, machines, alerts)
-            return train_here(self, alerts)
+        if (self.ranks != 1 or machines) and num_ranks() == 1:
+            return _run_on_ranks(self, machines, alerts)
+        return train_here(self, alerts)
 
 
 def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts") -> int:

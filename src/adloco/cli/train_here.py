@@ -1,7 +1,6 @@
 """Trains a run in this process, which may be one of several ranks."""
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,13 +150,12 @@ class _Process:
         if self._regrouping and begun:
             given = [*given, *self._regrouping.given()]
         kind = self._regrouping.kind() if self._regrouping else "resume"
-        opened = (
-            partial(self.resume, folder, given, kind)
-            if folder
-            else partial(TrainingRun.create, self._arguments.read_recipe(), copies=self._copies)
-        )
         with working(console, "reading and tokenising text, building models ..."):
-            run = opened()
+            run = (
+                self.resume(folder, given, kind)
+                if folder
+                else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
+            )
         self._ending.run, self._ending.folder = run, run.folder
         self._alerts.about = str(run.folder)
         if self._failure:

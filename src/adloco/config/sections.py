@@ -267,7 +267,7 @@ class Recipe:
     @property
     def first_batch(self) -> int:
         """Requested batch of each trainer's first round, in samples."""
-        return BatchController(self.batch, self.guards, self.run.seed).requested_batch
+        return BatchController(self.batch, self.guards).requested_batch
 
     @property
     def batch_cap(self) -> int | None:

@@ -82,8 +82,8 @@ def make_plan(
         )
         condition = f" with batches of {batches} samples only"
         reasons.insert(0, _without_noise_scale(condition))
-    least, most = chosen.spread or (1.0, 1.0)
-    if least < 0.995 or most > 1.005:
+    if chosen.spread and chosen.varies:
+        least, most = chosen.spread
         upper = f"{most:.3g}" if math.isfinite(most) else "any number of"
         reasons.append(
             f"It could take {least:.3g} to {upper} times its {chosen.tokens:,.0f} tokens, and so "

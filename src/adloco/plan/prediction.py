@@ -71,6 +71,11 @@ class Prediction:
         """True if the target can be reached."""
         return math.isfinite(self.seconds)
 
+    @property
+    def varies(self) -> bool:
+        """True if its spread is known and reaches further than half a percent."""
+        return self.spread is not None and not (0.995 < self.spread[0] <= self.spread[1] < 1.005)
+
 
 def predict(
     candidate: Candidate,

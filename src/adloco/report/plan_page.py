@@ -158,7 +158,7 @@ def range_text(one: Prediction) -> str:
     least, most = one.spread
     if not math.isfinite(most):
         return f"{least - 1:+.0%} to no limit"
-    if least > 0.995 and most < 1.005:
+    if not one.varies:
         return "< 1%"
     return f"{least - 1:+.0%} to " + (f"{most - 1:+.0%}" if most < 10 else f"x{most:.3g}")
 

@@ -97,13 +97,11 @@ class BatchController:
     Args:
         rule: Decides the batch.
         guards: Limit what the rule decides.
-        seed: Seed of the run, for rules that draw random numbers.
     """
 
-    def __init__(self, rule: BatchRule, guards: BatchGuards, seed: int = 0) -> None:
+    def __init__(self, rule: BatchRule, guards: BatchGuards) -> None:
         self.rule = rule
         self.guards = guards
-        self.seed = seed
         self.requested_batch = guards.initial
         if rule.fewest_groups == 1:  # Its schedule begins with the first round.
             first = rule.requested(None, self._point(0, decay=1.0, eta=None))
@@ -145,7 +143,6 @@ class BatchController:
             requested_batch=self.requested_batch,
             initial_batch=self.guards.initial,
             decay=decay,
-            seed=self.seed,
             eta=eta,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from adloco.errors import require, require_choices, require_range, require_setting
+from adloco.errors import require, require_range, require_setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,6 @@ class Streaming:
     """
 
     def __post_init__(self) -> None:
-        require_choices(self)
         require_range(self, "fragments", at_least=1)
         require_range(self, "tau", at_least=0)
         require_setting(

@@ -3,7 +3,7 @@ training real steps. All ranks get the same answer.
 
 The probe trains a step of each size on the run's own data, with a worker like those of the run. A
 size fits if the worker's peak memory is within its budget: `memory.fraction` of the free memory,
-less the trainers' global parameters and outer momentum, divided by the workers that share the
+less the trainers' global parameters and outer optimizers, divided by the workers that share the
 device.
 """
 

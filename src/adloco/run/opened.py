@@ -52,7 +52,7 @@ class Opened:
 
     def checkpoint_bytes(self) -> int:
         """About how large a checkpoint is that is stopped within a round: the global parameters and
-        outer momentum of each trainer; parameters, AdamW's moments and residuals of each worker.
+        outer optimizer of each trainer; parameters, AdamW's moments and residuals of each worker.
 
         After a round, workers have no parameters of their own. Muon has only one moment of hidden
         matrices, so its checkpoints are smaller.

@@ -49,7 +49,7 @@ class Point:
 
     @classmethod
     def of(cls, record: Record) -> "Point":
-        """Of a line of metrics.jsonl; of nothing if it is empty."""
+        """The point that a line of metrics.jsonl records; zeros if it is empty."""
         return cls(**{field.name: record.get(field.name, 0) for field in fields(cls)})
 
 

@@ -118,6 +118,7 @@ class LanguageModel:
         ids[1, -1] = (ids[0, -1] + 1) % self.tokenizer.vocab_size
         first, second = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         sees = float((first - second).abs().max() / first.abs().max().clamp(min=1e-30)) > LEAK
+        # Of the configurations of transformers only those of two-way models have it.
         decodes = hasattr(getattr(model, "config", None), "is_decoder")
         advice = (
             "take one for causal language modelling, or add is_decoder = true to model.overrides"

@@ -16,6 +16,8 @@ from adloco.distributed.comm.buckets import (
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.traffic import Traffic
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int8 import Int8
 
 
 def test_weighted_mean_and_bytes() -> None:
@@ -39,6 +41,11 @@ def test_what_has_no_weight_does_not_count(bad: float) -> None:
     entries = [[torch.tensor([1.0, -math.inf])], [torch.tensor([bad, -math.inf])]]
     (mean,) = Comm(Islands(workers=[2], traffic=Traffic())).mean(entries, [1.0, 0.0])
     assert mean.tolist() == [1.0, -math.inf]
+    origin, entries = [torch.zeros(300)], [[torch.full((300,), each)] for each in (-1.0, bad, -1.0)]
+    for wire in (None, Int8(), Int1()):
+        given = Contributions(per_worker=entries, weights=[0.5, 0.0, 0.5], origin=origin, wire=wire)
+        (moved,) = Comm(Islands(workers=[3], traffic=Traffic())).start_mean(given).wait()
+        torch.testing.assert_close(moved, torch.ones(300))
 
 
 def test_every_tensor_is_averaged() -> None:

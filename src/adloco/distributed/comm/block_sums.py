@@ -53,21 +53,25 @@ class Rows:
 
         values: (rows, block), whose padding is 0.
         """
-        (short,) = torch.nonzero(self.filled < wire.block, as_tuple=True)
+        blocks, short = wire.encode(values), self._short(wire.block)
         if wire.sums_in_blocks and len(short):
             again = torch.arange(wire.block) % self.filled[short, None]
             place = short.to(values.device)
-            values = values.index_copy(0, place, values[place].gather(1, again.to(values.device)))
-        return wire.encode(values)
+            blocks[place] = wire.encode(values[place].gather(1, again.to(values.device)))
+        return blocks
 
     def without_padding(self, values: Tensor) -> Tensor:
         """Set padding to 0, in place; not all formats decode it so. values: (rows, block)."""
-        (short,) = torch.nonzero(self.filled < values.shape[1], as_tuple=True)
+        short = self._short(values.shape[1])
         if len(short):
             beyond = torch.arange(values.shape[1]) >= self.filled[short, None]
             place = short.to(values.device)
             values[place] = values[place].masked_fill_(beyond.to(values.device), 0.0)
         return values
+
+    def _short(self, block: int) -> Tensor:
+        """The rows that are not full."""
+        return torch.nonzero(self.filled < block).flatten()
 
 
 def sum_blocks(

@@ -116,7 +116,8 @@ class CompressedSum:
             for rows in in_pieces(values, self._wire):
                 # Weighted before it is encoded: receivers then only add, and the blocks of a sum
                 # are encoded like a worker's own.
-                wanted = values[rows] * weight
+                # A worker without weight may hold what is not finite.
+                wanted = values[rows] * weight if weight else torch.zeros_like(values[rows])
                 encoded[worker, rows] = about[rows].encoded(wanted, self._wire)
                 sent = about[rows].without_padding(self._wire.decode(encoded[worker, rows]))
                 if counted:

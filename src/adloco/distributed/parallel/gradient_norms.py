@@ -15,9 +15,6 @@ from torch import Tensor, nn
 
 from adloco.distributed.dtensor import local
 
-Block = tuple[slice, slice]
-"""The rows and columns of a part of a matrix."""
-
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that require gradients; tied ones are listed once."""

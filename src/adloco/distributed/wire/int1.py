@@ -34,10 +34,10 @@ class Int1:
     |x - Q(x)| / |x| is 0.602 for normal values (sqrt(1 - 2 / pi)), and 0.76 for values of Student's
     t with 3 degrees of freedom. So the format needs error feedback, also of sums.
 
-    The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block if
-    the mean is a normal number and absmax >= 2^-100, and <= |x|^2 otherwise, apart from rounding in
-    float32. Proof: with S the sum of the block's magnitudes, what is left is |x|^2 - S^2 / block,
-    and S^2 >= |x|^2.
+    The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each full block
+    if the mean is a normal number and absmax >= 2^-100, and <= |x|^2 otherwise, apart from rounding
+    in float32. Proof: with S the sum of the block's magnitudes, what is left is |x|^2 - S^2 /
+    block, and S^2 >= |x|^2.
 
     Magnitudes are rounded to whole numbers (`in_whole_numbers`), whose sums are exact, so every
     device makes the same bytes.
