@@ -97,8 +97,9 @@ def tokens_target(
         prices_batches=noise_scale is not None,
         assumptions=(
             batches,
-            f"Fewer syncs cost tokens by a law of runs with {RUNS}; far from these it is a guess. "
-            "Wire format and overlap cost none. Give --runs of your own to replace it.",
+            f"Fewer syncs cost tokens by a law of runs with {RUNS}. The longest of them cost more "
+            "than it says, and far from these it is a guess. Wire format and overlap cost none. "
+            "Give --runs of your own to replace it.",
         ),
     )
 
