@@ -1,5 +1,5 @@
-"""The parts of bench.py in one process: `single`, the norm test, co-located
-trainers, how often torch.compile compiles while the batch changes, checkpoints, and text.
+"""The parts of bench.py in one process: `single`, the norm test, co-located trainers, how often
+torch.compile compiles while the batch changes, checkpoints, and text.
 """
 
 import json

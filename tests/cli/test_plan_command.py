@@ -36,7 +36,10 @@ def plan(cluster: Path, *words: str) -> int:
     return main(["plan", "--cluster", str(cluster), "--parameters", "1e7", "--to", to, *words])
 
 
-def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_tokens(
+    cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # Where output is not a terminal, rows stay whole.
     words = ["ddp", "diloco", "--run.tokens", "1000000", *AXES]
     assert plan(cluster, *words, "--price", "3") == 0
     said = capsys.readouterr().out
@@ -44,6 +47,7 @@ def test_a_plan_for_tokens(cluster: Path, capsys: pytest.CaptureFixture[str]) ->
     found = json.loads((folder / "plan.json").read_text())
     chosen = found["advice"]["chosen"]["label"]
     assert f"recommended: {chosen}" in said
+    assert re.search(rf"^ {chosen} .* \d+% .*B", said, re.MULTILINE)
     assert "The noise scale is missing, so all figures hold with batches of 8" in said
     assert "The best of each method with batches of 8 samples only" in said
     assert len(found["predictions"]) == 5, "one of ddp and four of diloco"

@@ -142,6 +142,8 @@ def test_throughput_of_chosen_micro_batches(
     flags = [*small, "--throughput", str(cluster)]
     assert main(["probe", "single", *flags, "--micro-batches", "2,1"]) == 0
     said = capsys.readouterr().out
+    tried = [line for line in said.splitlines() if line.startswith("trying ")]
+    assert tried == [f"trying micro-batches of {size} ..." for size in ("1 sample", "2 samples")]
     assert "an island of 1 rank; jitter" in said and f"written to {cluster}" in said
     found = read_cluster(cluster)
     assert list(found.samples_per_second) == [1, 2]

@@ -23,7 +23,13 @@ from adloco.plan.prediction import Prediction, Workload
 from adloco.plan.target import Target
 from adloco.report.pictures import draw
 from adloco.report.plan_curves import plan_curves
-from adloco.report.plan_page import best_table, cluster_words, crossing_text, write_plan
+from adloco.report.plan_page import (
+    best_table,
+    cluster_words,
+    crossing_text,
+    range_text,
+    write_plan,
+)
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
 
 CLUSTER = Cluster(islands=4, bandwidth="100mbit", samples_per_second={8: 16.0}, price_per_hour=2.0)
@@ -78,6 +84,23 @@ def curves_of(numbers: dict[str, Any], axis: str, measure: str) -> dict[str, lis
         for curve in numbers["curves"]
         if axis in curve["axes"] and measure in curve["measures"]
     }
+
+
+@pytest.mark.parametrize(
+    ("spread", "text"),
+    [
+        (None, "-"),
+        ((0.998, 1.001), "< 1%"),
+        ((0.96, 1.001), "-4% to +0%"),
+        ((0.9, 1.3), "-10% to +30%"),
+        ((0.9, 12.0), "-10% to x12"),
+        ((0.9, math.inf), "-10% to no limit"),
+    ],
+)
+def test_the_range_of_a_prediction(
+    plan: Plan, spread: tuple[float, float] | None, text: str
+) -> None:
+    assert range_text(replace(plan.chosen, spread=spread)) == text
 
 
 def test_the_json_has_the_whole_plan(plan: Plan, folder: Path) -> None:

@@ -48,8 +48,8 @@ class Rows:
         return Rows(self.owners[which], self.filled[which])
 
     def encoded(self, values: Tensor, wire: WireFormat) -> Tensor:
-        """Encode rows. In place of padding, a format that is not sparse sees the row's values again
-        and again: with zeros, what it takes the mean of or compares with it would be too small.
+        """Encode rows. Formats that are not sparse take means over a row, which zeros would make
+        too small. So they see the values of a short row again and again in place of its padding.
 
         values: (rows, block), whose padding is 0.
         """
