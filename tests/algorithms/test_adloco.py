@@ -31,6 +31,7 @@ from adloco.algorithms.building import is_compiled
 from adloco.algorithms.make_reports import report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.algorithms.worker_round import WorkerRound
+from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.wire.int4 import Int4
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.sync_schedule import Streaming
@@ -53,9 +54,9 @@ from tests.problems import (
 
 def test_counters_by_hand() -> None:
     # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32
-    # parameters: a worker sends 16 bytes a sync, and 24 scalars of 8 bytes (six moments, five
-    # seconds, loss, samples, six of the sync, three step losses) and a sketch of its trainer. DDP:
-    # 16 bytes at each inner step.
+    # parameters: a worker sends 16 bytes a sync, 26 scalars of 8 bytes (two seconds, two counts,
+    # nine of the sync, ten moments, three step losses) and a sketch of its trainer. DDP: 16 bytes
+    # at each inner step.
     run = make_run(
         num_trainers=2,
         guards=BatchGuards(initial=6),
@@ -69,7 +70,7 @@ def test_counters_by_hand() -> None:
         (3, 9, 3),
         (4, 12, 4),
     ]
-    each = 240 + 8 * BUCKETS
+    each = 224 + 8 * BUCKETS
     assert [report.bytes_communicated for report in reports] == [each, 2 * each, 3 * each, 4 * each]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
@@ -114,8 +115,14 @@ def test_syncs_by_hand() -> None:
         report.sync.peak_bytes_per_second,
     ) == (16, 1, None)
     done = {
-        worker: WorkerRound.from_numbers(
-            [0.0] * 8 + [8.0, 0.25 * worker, 0.1, 0.125 * (worker + 1), 16.0 + worker, *[0.0] * 12]
+        worker: WorkerRound(
+            sync=SyncStats(
+                num_bytes=8.0,
+                exposed_seconds=0.25 * worker,
+                hidden_seconds=0.1,
+                transfer_seconds=0.125 * (worker + 1),
+                peak_bytes_per_second=16.0 + worker,
+            )
         )
         for worker in range(4)
     }
@@ -140,7 +147,7 @@ def test_what_travels_while_training_continues_is_counted_with_its_round() -> No
     )
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
-    assert report.bytes_communicated == 20 * (12 + (25 + 3 + BUCKETS) * 8)
+    assert report.bytes_communicated == 20 * (12 + (23 + 3 + BUCKETS) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:
@@ -479,7 +486,7 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
     report = run.round()
     assert report is not None
     assert run.num_parameters == 3
-    assert report.bytes_communicated == 12 + 224
+    assert report.bytes_communicated == 12 + 208
     assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
 
 

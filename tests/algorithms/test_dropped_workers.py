@@ -10,7 +10,7 @@ from adloco import BatchGuards, place
 from adloco.algorithms.adloco import AdLoCo
 from adloco.distributed.testing import run_on_ranks
 from adloco.rules.merge_policies.smallest import MergeSmallest
-from tests.problems import make_run, regression
+from tests.problems import Interrupting, make_run, regression, round_with_ends
 
 
 def run_with(batch: int, dropped: tuple[int, ...], **changes: Any) -> AdLoCo:
@@ -41,6 +41,25 @@ def test_the_others_go_on_without_a_dropped_worker() -> None:
     expected = (3 * parameters(first) + 2 * parameters(third)) / 5
     torch.testing.assert_close(parameters(left), expected)
     assert left.state.samples == whole.state.samples + 5 * 3
+
+
+def test_a_round_that_goes_on_without_a_worker_weighs_what_was_trained() -> None:
+    """Three workers take 3 samples each. The first two have taken all three steps and the third one
+    two when the round stops; it goes on without the second one, so that the third takes 4.
+    """
+    source = Interrupting(regression(3))
+    sizes = {"workers_per_trainer": 3, "outer": None, "sync_every": 3}
+    whole = make_run(data=source, guards=BatchGuards(initial=9), **sizes)
+    source.before(2, whole.stop, streams=[2])
+    assert whole.round() is None
+    assert [len(worker.round.losses) for worker in whole.workers.values()] == [3, 3, 2]
+    left = run_with(9, (1,), sync_every=3)
+    left.load_state_dict(whole.state_dict())
+    report, (first, third) = round_with_ends(left)
+    torch.testing.assert_close(parameters(left), (9 * first + 10 * third) / 19)
+    assert [row.samples for row in report.steps] == [3, 3, 3, 3, 3, 4]
+    losses = [row.loss * row.samples for row in report.steps]
+    assert report.train_loss == pytest.approx(sum(losses) / 19)
 
 
 def test_a_trainer_ends_with_its_last_worker() -> None:

@@ -29,10 +29,10 @@ def step_losses(
             worker=worker,
             inner_step=tasks[worker].first_step + step + 1,
             loss=loss,
-            samples=tasks[worker].plan_of(step).worker_batch,
+            samples=batch,
         )
         for worker, row in done.items()
-        for step, loss in enumerate(row.losses)
+        for step, (loss, batch) in enumerate(zip(row.losses, row.batches, strict=True))
     )
 
 
@@ -110,7 +110,7 @@ def report_round(
         samples=state.samples,
         inner_steps=state.inner_steps,
         syncs=state.syncs,
-        sync_every=parts.planner.sync_every(state, state.samples - int(samples)),
+        sync_every=parts.planner.sync_every(state, state.samples - samples),
         eta=state.chosen.eta,
         multiplier=state.chosen.multiplier,
         bytes_communicated=handed.between / len(done),

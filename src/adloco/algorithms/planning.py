@@ -54,6 +54,7 @@ class Planner:
                 trainer=trainer.id,
                 plan=steps[0][worker],
                 final_plan=final[worker],
+                begun=state.last_batches.get(worker, ()),
                 inner_steps=state.round_steps,
                 first_step=state.inner_steps,
                 lr_factor=self._lr_factor(state.samples, steps, tuple(trainer.worker_ids)),

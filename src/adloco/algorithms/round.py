@@ -44,6 +44,7 @@ class Round:
         self._state = state
         self._parts = parts
         if not state.in_round:
+            state.last_batches = {}
             state.round_steps, state.final_samples = inner_steps, final_samples
             state.events_done = 0
             for worker in state.workers.values():
@@ -62,10 +63,10 @@ class Round:
             The report of the round; None if it was stopped.
         """
         state, parts = self._state, self._parts
-        # A round that was stopped plans again: its steps have changed nothing that plans are made
-        # of.
+        # A round that was stopped plans again. Its steps have changed nothing that plans are made
+        # of, but a resumed one may have lost workers, whose share of the batch the others take.
         tasks = parts.planner.tasks(state)
-        samples = {worker: float(task.samples) for worker, task in tasks.items()}
+        samples = {worker: float(sum(task.batches)) for worker, task in tasks.items()}
         # Counts, of which `synced` makes shares.
         given = weights = parts.syncing.weights.of(samples)
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
@@ -160,25 +161,24 @@ class Round:
         longest = max(worker.round.busy_seconds for worker in workers)
         turns = max(1.0, max(worker.round.rank_seconds for worker in workers) / max(longest, 1e-9))
         ended = {
-            worker.id: replace(
-                worker.round,
-                turn_seconds=worker.round.busy_seconds * turns,
-                loss_sum=tasks[worker.id].loss_sum(worker.round.losses, worker.round.samples),
-            )
+            worker.id: replace(worker.round, turn_seconds=worker.round.busy_seconds * turns)
             for worker in workers
         }
         rows = self._parts.placement.gather(
             {worker: row.to_numbers() for worker, row in ended.items()}
         )
-        return {worker: WorkerRound.from_numbers(row) for worker, row in rows.items()}
+        return {
+            worker: WorkerRound.from_numbers(row, tasks[worker].batches)
+            for worker, row in rows.items()
+        }
 
     def _count_round(self, done: Mapping[int, WorkerRound]) -> None:
         """Update the run's counters, and the speeds by which batches are split."""
         state, parts = self._state, self._parts
-        state.last_samples = {worker: row.samples for worker, row in done.items()}
+        state.last_batches = {worker: row.batches for worker, row in done.items()}
         state.rounds_done += 1
         state.inner_steps += state.round_steps
-        state.samples += int(sum(state.last_samples.values()))
+        state.samples += sum(row.samples for row in done.values())
         sizes = [len(trainer.worker_ids) for trainer in state.trainers.values()]
         state.syncs += any(size > 1 for size in sizes)
         state.diverged = any(parts.syncing.diverges(size) for size in sizes)
@@ -202,7 +202,7 @@ class Round:
             rows = [done[worker] for worker in trainer.worker_ids]
             # The report has the request that was trained, not the one that the test leads to.
             requested = trainer.requested_batch
-            samples = int(sum(row.samples for row in rows))
+            samples = sum(row.samples for row in rows)
             trainer.update_batch([row.moments for row in rows], samples, decay, eta)
             mine = [tasks[worker] for worker in trainer.worker_ids]
             reports.append(
@@ -238,7 +238,8 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     The mean is weighted as a sync of the last round is. Called on all ranks, between rounds.
     """
     if state.diverged:
-        given = parts.syncing.weights.of(state.last_samples)
+        samples = {worker: float(sum(each)) for worker, each in state.last_batches.items()}
+        given = parts.syncing.weights.of(samples)
         for trainer, replicas, weights, comm in state.synced(given, parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

@@ -1,6 +1,5 @@
 """A worker's task in a round: how many inner steps it takes, and what belongs to each of them."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,9 @@ class RoundTask:
     are not finite."""
     final_plan: BatchPlan | None = None
     """The micro-batches of the round's last inner step where the budget ends; None: as `plan`."""
+    begun: Sequence[int] = ()
+    """Samples of the inner steps that were taken before this was planned, by plans that may have
+    been others."""
 
     def plan_of(self, inner_step: int) -> BatchPlan:
         """The micro-batches of an inner step of the round, counted from 0."""
@@ -45,24 +47,8 @@ class RoundTask:
         of_run = self.first_step + inner_steps
         return f"trainer {self.trainer}, worker {worker}, inner step {of_run}"
 
-    def loss_sum(self, losses: Sequence[float], samples: float) -> float:
-        """Sum of the losses of a worker's samples; nan if no step has a finite loss.
-
-        Args:
-            losses: Mean loss of each inner step. Steps that were left out have none that is finite.
-            samples: Samples of all steps.
-        """
-        finite = [
-            (loss, self.plan_of(step).worker_batch / self.plan.worker_batch)
-            for step, loss in enumerate(losses)
-            if math.isfinite(loss)
-        ]
-        batches = sum(weight for _, weight in finite)
-        mean = sum(loss * weight for loss, weight in finite) / batches if finite else math.nan
-        return mean * samples
-
     @property
-    def samples(self) -> int:
-        """Samples of the round."""
-        last = self.plan_of(self.inner_steps - 1)
-        return (self.inner_steps - 1) * self.plan.worker_batch + last.worker_batch
+    def batches(self) -> list[int]:
+        """Samples of each inner step of the round."""
+        left = range(len(self.begun), self.inner_steps)
+        return [*self.begun, *(self.plan_of(step).worker_batch for step in left)]

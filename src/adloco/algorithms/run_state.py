@@ -45,9 +45,10 @@ class RunState:
     """Events of the sync schedule (fragments sent or received) done in the round in progress."""
     diverged: bool = False
     """True if workers' parameters differ from their trainer's global ones between rounds."""
-    last_samples: dict[int, float] = field(default_factory=dict)
-    """Samples of each worker of the run in the last round, by id: a complete one, or the one in
-    progress at the checkpoint that was loaded."""
+    last_batches: dict[int, Sequence[int]] = field(default_factory=dict)
+    """Samples of each inner step of every worker of the run, by id: in the last round, if it is
+    complete; in the round in progress those steps that were taken before the checkpoint that was
+    loaded."""
     stages: Sequence[Stage] = ()
     """What acts between rounds, in the order in which it is called."""
 
@@ -65,14 +66,13 @@ class RunState:
     @property
     def samples_so_far(self) -> int:
         """Samples trained on, including this process's workers' in the round in progress."""
-        here = sum(int(worker.round.samples) for worker in self.workers.values())
+        here = sum(worker.round.samples for worker in self.workers.values())
         return self.samples + (here if self.in_round else 0)
 
     @property
     def saved_samples(self) -> int:
         """Samples trained on at the checkpoint that was loaded, all workers' in its round."""
-        begun = sum(self.last_samples.values()) if self.in_round else 0
-        return self.samples + int(begun)
+        return self.samples + (sum(map(sum, self.last_batches.values())) if self.in_round else 0)
 
     def replicas(self, trainer: Trainer, placement: Placement) -> list[Replica]:
         """The live tensors of the trainer's workers in this process."""
@@ -214,8 +214,8 @@ class RunState:
         vars(self).update({name: numbers[name] for name in COUNTERS})
         self.chosen = Chosen(**numbers["chosen"])
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
-        self.last_samples = {
-            int(worker): saved["round"]["samples"] for worker, saved in numbers["workers"].items()
+        self.last_batches = {
+            int(worker): saved["round"]["batches"] for worker, saved in numbers["workers"].items()
         }
 
 

@@ -215,7 +215,7 @@ class Worker:
             self._leave_out(task)
         self._drop_gradients()  # A sync needs their memory.
         self.position += plan.worker_batch
-        self.round.samples += plan.worker_batch
+        self.round.batches.append(plan.worker_batch)
         return halting
 
     def _read(self, task: RoundTask, all_but: int) -> bool:

@@ -67,7 +67,7 @@ class RollbackStage(Stage):
         }
         for trainer in self._state.trainers.values():
             mine = trainer.worker_ids
-            losses = mean_losses([tasks[own] for own in mine], [done[own] for own in mine])
+            losses = mean_losses([done[own] for own in mine])
             spike = self._ranges[trainer.id].see(losses, self._spikes.spike_deviations)
             if spike:
                 self._found[trainer.id] = {
@@ -117,22 +117,16 @@ class RollbackStage(Stage):
         self._before = before if self._spikes.on_spike == "rollback" else {}
 
 
-def mean_losses(tasks: Sequence[RoundTask], rows: Sequence[WorkerRound]) -> list[float]:
+def mean_losses(rows: Sequence[WorkerRound]) -> list[float]:
     """A trainer's loss at each inner step of a round: the mean over its workers' samples.
 
     Losses that are not finite are left out; nan where no worker has one.
 
-    Args:
-        tasks: The tasks of its workers.
-        rows: Their numbers of the round, in the same order.
+    rows: The numbers of its workers in the round.
     """
     means = []
-    for step, losses in enumerate(zip(*(row.losses for row in rows), strict=True)):
-        known = [
-            (loss, task.plan_of(step).worker_batch)
-            for loss, task in zip(losses, tasks, strict=True)
-            if math.isfinite(loss)
-        ]
+    for step in zip(*(zip(row.losses, row.batches, strict=True) for row in rows), strict=True):
+        known = [(loss, samples) for loss, samples in step if math.isfinite(loss)]
         total = sum(samples for _, samples in known)
         means.append(sum(loss * samples for loss, samples in known) / total if total else math.nan)
     return means
