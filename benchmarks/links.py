@@ -61,7 +61,7 @@ ARMS: dict[str, tuple[str, Flags]] = {
         for name in FORMATS
     },
     "diloco-int4-overlap": ("diloco", [("wire.format", "int4"), *OVERLAP]),
-    "diloco-auto": ("diloco", [("wire.format", "fp32"), ("auto.chooses", "[sync_every]")]),
+    "diloco-auto": ("diloco", [("wire.format", "fp32"), ("auto.sync_interval", "true")]),
 }
 """The recipe and the flags of each arm."""
 

@@ -42,8 +42,6 @@ ROUND = _table(
     Metric("inner_steps", "inner steps", COUNT, always=True),
     Metric("syncs", "syncs", COUNT, always=True),
     Metric("sync_every", "inner steps per round (H)", COUNT),
-    Metric("eta", "eta of the norm test", Unit("", ".3g")),
-    Metric("multiplier", "switch mode's n", Unit("", ".3g")),
     Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication", always=True),
     Metric("bytes_sent", "left each worker", TRAFFIC, always=True),
     Metric(

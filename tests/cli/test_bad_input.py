@@ -30,11 +30,6 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--run.compile=maybe"], "run.compile must be true or false or auto, got 'maybe'"),
         (["--inner.lr", "low"], "inner.lr must be a number, got 'low'"),
         (["--inner.betas", "0.9"], "inner.betas must be a list of 2 numbers, got [0.9]"),
-        pytest.param(
-            ["--auto.chooses", "often"],
-            "must be a list of words, each sync_every, eta or multiplier, got ['often']",
-            marks=DESCRIBES_LAB,
-        ),
         (
             ["--switch.max_micro_batch", "most"],
             "switch.max_micro_batch must be a whole number or auto, got 'most'",

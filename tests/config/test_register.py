@@ -8,7 +8,7 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override
-from adloco.config.recipe_text import settings, to_toml
+from adloco.config.recipe_text import defaults, known_settings, settings, to_toml
 from adloco.config.register import Register
 from adloco.config.sections import (
     BATCH_RULES,
@@ -21,6 +21,7 @@ from adloco.config.sections import (
 from adloco.distributed.wire.plain import PlainWire
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.setting import field_meanings
 from tests.problems import at
 
 RULES = '''
@@ -231,3 +232,20 @@ def test_a_value_that_a_recipe_cannot_hold() -> None:
     recipe = build_recipe({"batch": {"rule": "my_rules:Nothing"}})
     with pytest.raises(ValueError, match=r"batch.other is None, which a recipe cannot hold; use a"):
         to_toml(recipe)
+
+
+def test_every_choice_is_explained_by_its_own_fields() -> None:
+    """Also where several choices have a setting of one name, with other defaults or meanings."""
+    listed = list(known_settings(build_recipe({})))
+    for section, content in SECTIONS.items():
+        for word, owner in content.choice.register.classes.items() if content.choice else ():
+            for field, default in defaults(owner).items():
+                told = [
+                    each
+                    for each in listed
+                    if each.name == f"{section}.{field}"
+                    and (not each.chosen_by or word in each.chosen_by.split())
+                ]
+                assert [(one.default, one.meaning) for one in told] == [
+                    (default, field_meanings(owner)[field])
+                ]

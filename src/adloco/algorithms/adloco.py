@@ -39,7 +39,6 @@ from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object
 from adloco.errors import require
-from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.chosen import Chosen
 from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
@@ -100,12 +99,6 @@ class AdLoCo:
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
         self._start = Replica.of(first.model)
-        rule = self._batching.rule
-        chosen = Chosen(
-            sync_every=method.sync_every,
-            eta=rule.eta if isinstance(rule, NormTest) else None,
-            multiplier=self._batching.switch.multiplier,
-        )
         self._parts = RoundParts(
             planner=Planner(
                 batching=self._batching,
@@ -127,7 +120,9 @@ class AdLoCo:
                 for worker in range(method.num_workers)
             },
         )
-        self.state = RunState(workers=workers, trainers={}, chosen=chosen)
+        self.state = RunState(
+            workers=workers, trainers={}, chosen=Chosen(sync_every=method.sync_every)
+        )
         """The run's trainers, workers and counters."""
         self.state.stages = [
             SmallestOfAll(self._parts, self.state),

@@ -111,8 +111,6 @@ def report_round(
         inner_steps=state.inner_steps,
         syncs=state.syncs,
         sync_every=parts.planner.sync_every(state, state.samples - samples),
-        eta=state.chosen.eta,
-        multiplier=state.chosen.multiplier,
         bytes_communicated=handed.between / len(done),
         # Ranks add up thirds of bytes in other orders.
         bytes_sent=round(handed.sent / len(done), 3),

@@ -137,11 +137,6 @@ class RoundReport:
     """Rounds so far in which workers exchanged parameters."""
     sync_every: int
     """H in force in this round, which has fewer inner steps if a budget ends it."""
-    eta: float | None
-    """eta in force, with which the round's test set the next request; None with a rule other than
-    the norm test."""
-    multiplier: float
-    """n in force, the threshold of switch mode."""
     bytes_communicated: float
     """Bytes that one worker gave to collectives with others (sums, broadcasts, gathered numbers),
     as a mean over workers."""

@@ -19,7 +19,6 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SumStats, SyncStats
-from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -193,17 +192,13 @@ class Round:
         state, parts = self._state, self._parts
         reports = []
         decay = parts.planner.decay(state.samples)
-        # None unless a stage has changed it: a rule of the user's own may set eta for each test.
-        rule = parts.batching.rule
-        changed = isinstance(rule, NormTest) and rule.eta != state.chosen.eta
-        eta = state.chosen.eta if changed else None
         distances = trainer_distances(state.trainers, state.workers, parts.placement)
         for trainer in state.trainers.values():
             rows = [done[worker] for worker in trainer.worker_ids]
             # The report has the request that was trained, not the one that the test leads to.
             requested = trainer.requested_batch
             samples = sum(row.samples for row in rows)
-            trainer.update_batch([row.moments for row in rows], samples, decay, eta)
+            trainer.update_batch([row.moments for row in rows], samples, decay)
             mine = [tasks[worker] for worker in trainer.worker_ids]
             reports.append(
                 report_trainer(

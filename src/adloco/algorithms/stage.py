@@ -110,9 +110,9 @@ class Option:
         return True
 
     @property
-    def chooses(self) -> tuple[str, ...]:
-        """Fields of `Chosen` that the stage changes while the run trains."""
-        return ()
+    def chooses_sync_every(self) -> bool:
+        """True if the stage changes H while the run trains."""
+        return False
 
     def check(
         self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy

@@ -29,20 +29,17 @@ class Trainer:
         """Samples per inner step over all workers, before clipping at what fits in memory."""
         return self.controller.requested_batch
 
-    def update_batch(
-        self, moments: Sequence[Moments], samples: int, decay: float, eta: float | None
-    ) -> None:
+    def update_batch(self, moments: Sequence[Moments], samples: int, decay: float) -> None:
         """Pool the workers' moments, and set the requested batch of the next round.
 
         Args:
             moments: The gradient statistics of each worker in this round.
             samples: Samples that all of the trainer's workers have trained on in this round.
             decay: What the decay of the learning rate's schedule has left of the rate.
-            eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
         self.samples += samples
         pooled = estimate(sum(moments, start=Moments()))
-        self.controller.update(pooled, self.samples, decay, eta)
+        self.controller.update(pooled, self.samples, decay)
 
     def numbers(self) -> dict[str, Any]:
         """The part of its state that every process has; the rest is that of `outer`."""

@@ -29,7 +29,8 @@ SETTINGS = """\
 
 settings:
   Any setting of the recipe can be given as --section.key VALUE, anywhere on the
-  line; adloco train --help lists them all, those that are used often first.
+  line; adloco train --help lists those of the recipe adloco, those used often
+  first, and adloco config --search TEXT finds any.
 """
 WORDS = {str: "words", int: "whole numbers", float: "numbers"}
 ARGUMENT = "argument"

@@ -63,19 +63,19 @@ def settings_help(listed: Iterable[Setting]) -> str:
         add_help=False,
         formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=6),
     )
-    groups: dict[str, Any] = {}
+    texts: dict[str, dict[str, list[str]]] = {}
     for setting in listed:
-        group = f"[{setting.section}]"
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
-        needs = f"With {setting.chosen_by}. " if setting.chosen_by else ""
+        needs = f"With {setting.chosen_by}: " if setting.chosen_by and not setting.used else ""
         required = setting.value is None
         default = "must be given" if required else f"default: {_as_flag(setting.value)}"
         names = f" One of {', '.join(setting.choices)}." if setting.choices else ""
         text = f"{needs}{setting.meaning}{names} ({default})"
-        groups[group].add_argument(
-            f"--{setting.name}", metavar="VALUE", help=text.replace("%", "%%")
-        )
+        texts.setdefault(setting.section, {}).setdefault(setting.name, []).append(text)
+    for section, named in texts.items():
+        group = parser.add_argument_group(f"[{section}]")
+        for name, each in named.items():
+            text = " ".join(each).replace("%", "%%")
+            group.add_argument(f"--{name}", metavar="VALUE", help=text)
     return parser.format_help()
 
 

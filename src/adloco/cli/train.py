@@ -42,9 +42,9 @@ class Train(MachinesCommand):
     trust_recipe: bool = argument(False)
     """Resume although the recipe in the run's folder names code that the run did not begin with."""
     notify: str = argument("", "WHERE")
-    """Receiver of alerts when the run fails, stalls, recovers or ends: a command, which reads a
-    sentence on its standard input, or an http(s) URL, to which it is posted as JSON (default: the
-    environment variable ADLOCO_NOTIFY).
+    """Receiver of alerts when the run fails, stalls, recovers, is stopped or ends: a command, which
+    reads a sentence on its standard input, or an http(s) URL, to which it is posted as JSON
+    (default: the environment variable ADLOCO_NOTIFY).
     """
 
     def run(self) -> int:

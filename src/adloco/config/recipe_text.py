@@ -29,7 +29,9 @@ class Setting:
     of: type | Choice
     """The class that has it as a field, or what it chooses from."""
     chosen_by: str = ""
-    """The choice that would add it, such as `batch.rule warmup`; empty if the recipe has it."""
+    """The choices that have it, such as `batch.rule warmup`; empty if all have."""
+    used: bool = True
+    """True if the recipe has it."""
 
     @property
     def name(self) -> str:
@@ -58,8 +60,9 @@ class Setting:
 
 
 def known_settings(recipe: Recipe) -> Iterator[Setting]:
-    """Every setting once, in the order of the sections: those of the recipe, and those that other
-    choices would add to it, for instance another `batch.rule`.
+    """Every setting, in the order of the sections: those of the recipe, and those that other
+    choices would add to it, for instance another `batch.rule`. One that choices explain in other
+    words, or with other defaults, comes once for each of these.
     """
     for name, section in SECTIONS.items():
         choice = section.choice
@@ -75,30 +78,45 @@ def known_settings(recipe: Recipe) -> Iterator[Setting]:
                 default=choice.default,
                 of=choice,
             )
-            # What the recipe chooses comes first: it decides what a shared field means.
             owners[1:1] = choice.register.classes.values()
-        done: set[str] = set()
+        done: list[tuple[Any, ...]] = []
         for owner in owners:
+            used = any(isinstance(part, owner) for part in parts)
             for key, default in defaults(owner).items():
-                if key in done:
+                told = _told(owner, key)
+                if told in done:
                     continue
-                done.add(key)
+                done.append(told)
                 yield Setting(
                     section=name,
                     key=key,
-                    value=values.get(key, default),
+                    value=values[key] if used else default,
                     meaning=field_meanings(owner).get(key, ""),
                     default=default,
                     of=owner,
-                    chosen_by=f"{name}.{choice.key} {' or '.join(choices_with(name, key))}"
-                    if choice and key not in values
-                    else "",
+                    chosen_by=_chosen_by(name, choice, owner, told) if choice else "",
+                    used=used,
                 )
+
+
+def _told(owner: type, key: str) -> tuple[str, str, str]:
+    """What a reader must know of a field, to compare it with that of another class."""
+    return key, field_meanings(owner).get(key, ""), repr(defaults(owner)[key])
+
+
+def _chosen_by(section: str, choice: Choice, owner: type, told: tuple[str, str, str]) -> str:
+    """`Setting.chosen_by` of a class's field."""
+    classes = choice.register.classes
+    if owner not in classes.values():
+        return ""
+    words = choices_with(section, told[0])
+    same = [word for word in words if _told(classes[word], told[0]) == told]
+    return "" if len(same) == len(classes) else f"{section}.{choice.key} {' or '.join(same)}"
 
 
 def settings(recipe: Recipe) -> Iterator[Setting]:
     """Every setting of a recipe, in the order of the sections."""
-    return (setting for setting in known_settings(recipe) if not setting.chosen_by)
+    return (setting for setting in known_settings(recipe) if setting.used)
 
 
 def named_settings(recipe: Recipe) -> dict[str, Any]:

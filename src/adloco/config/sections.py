@@ -224,12 +224,10 @@ class Recipe:
         )
 
     def require_numbers(self) -> None:
-        """Raise ValueError if the run chooses H, eta or n itself."""
-        chosen = [name for option in self.options.values() for name in option.chooses]
+        """Raise ValueError if the run chooses H itself."""
         require(
-            not chosen,
-            f"auto.chooses must be empty here, where numbers are needed, got {chosen}; only a run "
-            "chooses them",
+            not any(option.chooses_sync_every for option in self.options.values()),
+            "auto.sync_interval must be false here, where H must be known; only a run chooses it",
         )
 
     def part(self, name: str) -> Any:

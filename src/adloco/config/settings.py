@@ -19,8 +19,8 @@ class RunSettings:
     folder: str = setting(
         "", resume="free", of_rank=True, traceless=True, aliases=("output", "output_dir")
     )
-    """Folder for the run's files; it must not exist yet. Empty: a folder in runs/, named after the
-    recipe, the model, the data and the time.
+    """Folder for the run's files; it must be new or empty. Without one it is a folder in runs/,
+    named after the recipe, the model, the data and the time.
     """
     name: str = setting("", resume="free", of_rank=True, traceless=True)
     """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""

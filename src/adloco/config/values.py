@@ -95,7 +95,7 @@ def kind_of(hint: Any) -> str:
         return f"a table such as {{ {8 if inside[:1] == (int,) else 'key'} = 1 }}"
     if origin in LISTS:
         number = "" if origin is not tuple or ... in inside else f"{len(inside)} "
-        items = ITEMS.get(inside[0]) or (kind_of(inside[0]) and f"words, each {kind_of(inside[0])}")
+        items = ITEMS.get(inside[0], "")
         return items and f"a list of {number}{items}"
     return KINDS.get(hint, "") if isinstance(hint, type) else ""
 

@@ -59,8 +59,9 @@ class BatchGuards:
     every worker takes at least one sample (two for the norm test, four for unbiased inner-product
     tests), and every rank of a worker at least one."""
     max_growth: float = math.inf
-    """Largest factor by which one round may raise the requested batch. While |G|^2 cannot be told
-    from zero the batch grows by this factor; with inf, which is no limit, to the maximum."""
+    """Largest factor by which one round may raise the requested batch; by one sample it always
+    may. While |G|^2 cannot be told from zero the batch grows by this factor; with inf, which is no
+    limit, to the maximum."""
     hysteresis: float = 0.0
     """Relative change below which the requested batch stays unchanged."""
     grow_only: bool = False
@@ -104,7 +105,7 @@ class BatchController:
         self.guards = guards
         self.requested_batch = guards.initial
         if rule.fewest_groups == 1:  # Its schedule begins with the first round.
-            first = rule.requested(None, self._point(0, decay=1.0, eta=None))
+            first = rule.requested(None, self._point(0, decay=1.0))
             self.requested_batch = max(guards.minimum, min(first, guards.maximum))
         self.measured: GradientEstimate | None = None
         """Measurements of the last tests."""
@@ -118,7 +119,6 @@ class BatchController:
         measured: GradientEstimate | None,
         trainer_samples: int,
         decay: float = 1.0,
-        eta: float | None = None,
     ) -> None:
         """Set the new requested batch.
 
@@ -128,22 +128,20 @@ class BatchController:
             trainer_samples: Samples that the trainer has trained on so far. The more they have
                 grown since the last tests, the less these count.
             decay: What the decay of the learning rate has left of it; see `TrainingPoint`.
-            eta: eta in force of a run that chooses it; see `TrainingPoint`.
         """
         if measured is None and self.rule.fewest_groups > 1:
             return
         if measured is not None:
             self._follow(measured, trainer_samples)
-        wanted = self.rule.requested(self.estimate, self._point(trainer_samples, decay, eta))
+        wanted = self.rule.requested(self.estimate, self._point(trainer_samples, decay))
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)
 
-    def _point(self, samples: int, decay: float, eta: float | None) -> TrainingPoint:
+    def _point(self, samples: int, decay: float) -> TrainingPoint:
         return TrainingPoint(
             samples=samples,
             requested_batch=self.requested_batch,
             initial_batch=self.guards.initial,
             decay=decay,
-            eta=eta,
         )
 
     @property

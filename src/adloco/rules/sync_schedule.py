@@ -38,8 +38,8 @@ class Streaming:
     the layers p, p + fragments, p + 2 fragments, ...
     """
     tau: int = 0
-    """Inner steps for which a fragment is in flight while training continues; less than sync_every
-    / fragments.
+    """Inner steps for which a fragment is in flight while training continues; at most sync_every /
+    fragments - 1.
     """
     alpha: float | Literal["auto"] = "auto"
     """Weight of a worker's own parameters when a fragment arrives: they become alpha x own + (1 -

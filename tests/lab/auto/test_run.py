@@ -1,4 +1,4 @@
-"""A run in its folder whose settings are auto: what it writes about their changes."""
+"""A run in its folder that chooses H itself: what it writes about it."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ def test_changes_are_written_where_people_look(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a cost near 1 any sync is too long to have fewer of, so H falls to its minimum."""
-    auto = ["--auto.chooses", "[sync_every]", "--auto.every", "2", "--auto.sync_cost", "0.9999"]
-    auto += ["--auto.sync_every_maximum", "4", "--run.tokens", "0", "--run.rounds", "5"]
+    auto = ["--auto.sync_interval", "true", "--auto.every", "2", "--auto.sync_cost", "0.9999"]
+    auto += ["--method.sync_every", "4", "--run.tokens", "0", "--run.rounds", "5"]
     constant = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
     assert main(["train", "diloco", *small, *auto, *constant]) == 0
     run = tmp_path / "run"
@@ -29,17 +29,14 @@ def test_changes_are_written_where_people_look(
         assert text in said
     page = (run / "report.html").read_text()
     assert ">sync_every 4 -&gt; 2</td>" in page and change["reason"] in page
-    assert 'chooses = ["sync_every"]' in (run / "recipe.toml").read_text()
+    assert "sync_interval = true" in (run / "recipe.toml").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["single", "--auto.chooses", "[sync_every]"], "auto.chooses must not have sync_every"),
+        (["single", "--auto.sync_interval", "true"], "must be false where no trainer ever has two"),
         (["diloco", "--method.sync_every", "auto"], "method.sync_every must be a whole number"),
-        (["diloco", "--auto.chooses", "[eta]"], "auto.chooses must not have eta without"),
-        (["diloco", "--auto.chooses", "[multiplier]"], "where switch.mode is always"),
-        (["diloco", "--auto.chooses", "[often]"], "each sync_every, eta or multiplier"),
         (["diloco", "--auto.every", "0"], "auto.every must be >= 1, got 0"),
     ],
 )
@@ -53,5 +50,5 @@ def test_what_cannot_be_chosen_is_refused(
 
 def test_a_plan_needs_numbers() -> None:
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
-    with pytest.raises(ValueError, match=r"auto.chooses must be empty here, .* \['sync_every'\]"):
-        candidates(["diloco"], [("auto.chooses", "[sync_every]")], cluster)
+    with pytest.raises(ValueError, match="auto.sync_interval must be false here"):
+        candidates(["diloco"], [("auto.sync_interval", "true")], cluster)

@@ -1,8 +1,6 @@
-"""Settings that a run chooses, on clocks that move only with samples that are read and syncs."""
+"""A run that chooses H, on clocks that move only with samples that are read and syncs."""
 
 import copy
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,15 +15,11 @@ from adloco import (
     LearningRate,
     MergeSmallest,
     Method,
-    NormTest,
     RoundReport,
-    SwitchMode,
 )
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.lab.auto.option import Auto
-from adloco.rules.batch_rules.batch_rule import UNBOUNDED
-from adloco.rules.batch_rules.norm_test import UNKNOWN
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     Clock,
@@ -51,21 +45,15 @@ def outer_that_takes(
     return lambda parameters: SlowSGD(parameters, lr=1.0)
 
 
-def limited(*chooses: Any, **changes: Any) -> Auto:
-    """The bounds of these tests."""
-    limits = {"every": 1, "sync_every_maximum": 12, "sync_cost": 0.5, "eta_maximum": 2.0}
-    return Auto(chooses=chooses, **limits | changes)
-
-
 def slow_run(sync_seconds: float = 12.0, **changes: Any) -> AdLoCo:
     """Two workers at once, four samples of a second each: a step takes four seconds."""
     clock = ClockOfThread()
     settings: dict[str, Any] = {
-        "sync_every": 20,
+        "sync_every": 12,
         "data": Timed(regression(2), clock),
         "guards": BatchGuards(initial=8),
         "outer": outer_that_takes(sync_seconds, clock),
-        "options": [limited("sync_every")],
+        "options": [Auto(sync_interval=True, every=1, sync_cost=0.5)],
         "placement": place(2, torch.device("cpu"), 2),
         "clock": clock,
     }
@@ -84,19 +72,12 @@ def lengths(reports: Sequence[RoundReport]) -> list[tuple[int, int]]:
 def test_rounds_have_the_h_that_takes_the_least_time() -> None:
     """With a cost of 0.5 the best H is the seconds of a sync over those of a step: 12 / 4."""
     reports = list(slow_run().rounds(5))
-    # It begins at 20 within the bounds. The first round does not count; then H falls by a factor of
-    # two at most.
+    # The first round does not count; then H falls by a factor of two at most.
     assert lengths(reports) == [(12, 12), (12, 12), (6, 6), (3, 3), (3, 3)]
     assert [len(report.changes) for report in reports] == [0, 1, 1, 0, 0]
     (change,) = reports[1].changes
     assert (change.setting, change.before, change.after) == ("sync_every", 12, 6)
     assert change.reason == "syncs take 20% of the time, and 50% is best"  # 12 / (12 x 4 + 12)
-
-
-def test_a_number_is_never_changed() -> None:
-    reports = list(slow_run(sync_every=4, options=[limited("eta")], batch=NormTest()).rounds(3))
-    assert lengths(reports) == [(4, 4)] * 3
-    assert "sync_every" not in {row.setting for report in reports for row in report.changes}
 
 
 def test_fragments_have_the_steps_that_they_need() -> None:
@@ -134,65 +115,18 @@ def choices_on_ranks() -> list[Any]:
     """A rank's sync takes 24 seconds, the other's 12: the least counts, others may have waited."""
     clock = Clock()
     run = slow_run(
-        batch=NormTest(),
-        options=[limited("sync_every", "eta")],
         data=Timed(regression(2), clock, slow=0),
         clock=clock,
         outer=outer_that_takes(12.0 * (1 + dist.get_rank()), clock),
         placement=place(2, torch.device("cpu"), 1),
     )
-    return [
-        (report.sync_every, report.eta, report.changes, report.trainers[0].requested_batch)
-        for report in run.rounds(5)
-    ]
+    return [(report.sync_every, report.changes) for report in run.rounds(5)]
 
 
 def test_two_ranks_choose_the_same() -> None:
     one, other = run_on_ranks(choices_on_ranks, 2)
     assert one == other
-    assert {change.setting for row in one for change in row[2]} == {"sync_every", "eta"}
-
-
-def test_the_norm_test_requests_with_the_eta_in_force() -> None:
-    """The slower a sync, the larger the batch: eta falls, and the next test requests with it."""
-    guards = BatchGuards(initial=8, maximum=64, max_growth=4)
-    reports = list(
-        slow_run(
-            600.0,
-            test_steps=3,
-            batch=NormTest(),
-            guards=guards,
-            options=[limited("sync_every", "eta")],
-        ).rounds(4)
-    )
-    etas = [report.eta for report in reports]
-    assert etas[:2] == [0.8, 0.8] and etas[2] == reports[1].changes[-1].after != 0.8
-    for report, following in itertools.pairwise(reports):
-        row, eta = report.trainers[0], report.eta
-        assert eta is not None and row.grad_variance is not None and row.grad_norm_sq is not None
-        assert row.noise_scale_factor is not None
-        known = row.noise_scale_factor <= UNKNOWN
-        wanted = math.ceil(row.grad_variance / (eta**2 * row.grad_norm_sq)) if known else UNBOUNDED
-        assert following.trainers[0].requested_batch == guards.limit(wanted, row.requested_batch)
-    assert known
-
-
-def test_the_switch_clips_and_accumulates_by_the_n_in_force() -> None:
-    """A request of 24, where 16 fit: below n = 2 it is clipped. A sync of an hour makes steps
-    dear, so n falls to 1, and the request is accumulated.
-    """
-    run = slow_run(
-        3600.0,
-        batch=NormTest(),
-        guards=BatchGuards(initial=24, minimum=24, maximum=24),
-        switch=SwitchMode(max_micro_batch=8),
-        sync_every=2,
-        options=[limited("multiplier")],
-    )
-    reports = list(run.rounds(4))
-    assert [report.multiplier for report in reports[:2]] == [2.0, 2.0]
-    assert [report.trainers[0].trainer_batch for report in reports] == [16, 16, 24, 24]
-    assert [report.changes[0].setting for report in reports if report.changes] == ["multiplier"]
+    assert len({sync_every for sync_every, _ in one}) > 1
 
 
 def test_a_plan_needs_a_number() -> None:
@@ -217,22 +151,10 @@ def test_lone_workers_say_nothing_about_syncs() -> None:
     ("changes", "message"),
     [
         (
-            {"options": [limited("multiplier")]},
-            "auto.chooses must not have multiplier without batch.rule norm-test",
-        ),
-        ({"options": [limited("eta")]}, "auto.chooses must not have eta without batch.rule norm"),
-        (
             {"sync_growth": 1.0, "learning_rate": LearningRate(total_tokens=100)},
-            "method.sync_growth must be 0 where auto.chooses has sync_every",
+            "method.sync_growth must be 0 with auto.sync_interval",
         ),
-        ({"workers_per_trainer": 1}, "auto.chooses must not have sync_every where no trainer ever"),
-        (
-            {
-                "streaming": Streaming(fragments=2, tau=3),
-                "options": [limited("sync_every", sync_every_maximum=7)],
-            },
-            "auto.sync_every_maximum must be >= 8, the fewest inner steps of a round with",
-        ),
+        ({"workers_per_trainer": 1}, "auto.sync_interval must be false where no trainer ever"),
     ],
 )
 def test_what_cannot_be_chosen(changes: dict[str, Any], message: str) -> None:

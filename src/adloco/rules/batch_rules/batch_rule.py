@@ -25,8 +25,6 @@ class TrainingPoint:
     """The requested batch at the start."""
     decay: float = 1.0
     """Fraction of the peak learning rate that the schedule's decay leaves, from 1 to 0."""
-    eta: float | None = None
-    """eta in force of a run (`Chosen.eta`); None: the rule's own."""
 
 
 class BatchRule(Protocol):

@@ -54,8 +54,7 @@ class NormTest:
         if estimate is None:
             return point.requested_batch
         norm_sq = estimated_norm_sq(estimate, self.estimator)
-        eta = self.eta if point.eta is None else point.eta
-        return samples_needed(estimate.grad_variance, eta, norm_sq)
+        return samples_needed(estimate.grad_variance, self.eta, norm_sq)
 
 
 def samples_needed(variance: float, tolerance: float, norm: float) -> int:
