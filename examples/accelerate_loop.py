@@ -9,7 +9,8 @@ syncs nothing is exchanged.
 Two lines differ from a data-parallel script. First, `Accelerator.prepare` would wrap the model in
 DDP, which averages gradients over all processes at every step; `prepare_model(...,
 evaluation_mode=True)` skips the wrapper and does the rest (device, mixed precision, compilation;
-the model trains as usual). Second, `diloco.step()` follows each optimizer step.
+the model trains as usual). Second, `diloco.step()` follows each optimizer step (with gradient
+accumulation: `if accelerator.sync_gradients:`).
 """
 
 import torch

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from adloco import DiLoCo, OuterOptimizer
+from adloco import DiLoCo, Int1, OuterOptimizer, Streaming, place
 from adloco.algorithms.model_state import forget
 from adloco.algorithms.muon_step import Muon
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
+from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from tests.problems import (
     linear,
@@ -156,6 +158,61 @@ def test_drop_in_resumes_from_its_state() -> None:
     assert all(a.equal(b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("models_first", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "settings"),
+    [
+        (5, {}),
+        (6, {}),
+        (6, {"streaming": Streaming(fragments=2)}),
+        (6, {"wire": Int1()}),
+    ],
+    ids=str,
+)
+def test_drop_in_resumes_whatever_is_loaded_first(
+    stop: int, settings: dict[str, Any], models_first: bool
+) -> None:
+    """To make a DiLoCo sets all replicas to the first one's values, which a resume undoes."""
+
+    def build() -> list[nn.Module]:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(2, momentum=None)  # Its mean is over all batches, which it counts.
+        first = nn.Sequential(nn.Linear(3, 2), norm, nn.Linear(2, 1))
+        return [first, copy.deepcopy(first)]
+
+    def make(models: list[nn.Module]) -> DiLoCo:
+        return DiLoCo(models, outer=outer_sgd(0.7, 0.9, True), sync_every=3, **settings)
+
+    def loop(diloco: DiLoCo, first: int, last: int) -> None:
+        data = regression(2)
+        for step in range(first, last):
+            for worker, model in enumerate(diloco.models):
+                batch = data.read(worker, 4 * step, 4)
+                # The second one sees two batches, so that its count of them is another.
+                for _ in range(1 + worker):
+                    loss = squared_error(model, batch)
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+                with torch.no_grad():
+                    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                        parameter -= 0.05 * gradient
+            diloco.step()
+
+    whole = make(build())
+    loop(whole, 0, stop)
+    saved = copy.deepcopy((whole.state_dict(), [model.state_dict() for model in whole.models]))
+    loop(whole, stop, 11)
+    models = build()
+    if models_first:
+        for model, state in zip(models, saved[1], strict=True):
+            model.load_state_dict(state)
+    resumed = make(models)
+    resumed.load_state_dict(saved[0])
+    loop(resumed, stop, 11)
+    for one, other in zip(whole.models, models, strict=True):
+        for name, tensor in one.state_dict().items():
+            assert tensor.equal(other.state_dict()[name]), name
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True}), ("AdamW", {})],
@@ -202,6 +259,10 @@ def test_refusal() -> None:
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[4])
     with pytest.raises(ValueError, match="samples must not be 0 on every worker"):
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[0, 0])
+    counted = DiLoCo([linear(), linear()], outer=None, sync_every=2)
+    counted.step()
+    with pytest.raises(ValueError, match="at every step or never, .* inner step 2 has some"):
+        counted.step(samples=[4, 4])
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(
@@ -210,6 +271,39 @@ def test_refusal() -> None:
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)
     with pytest.raises(ValueError, match=r"got 0.5; write outer=adloco.OuterOptimizer\(lr=0.5\)"):
         DiLoCo(linear(), outer=0.5, sync_every=1)  # type: ignore[arg-type]
+
+
+def test_parameters_that_would_never_be_synced_are_refused() -> None:
+    def unfreeze(model: nn.Module) -> None:
+        model.bias.requires_grad_()  # type: ignore[union-attr, operator]
+
+    def freeze(model: nn.Module) -> None:
+        model.weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+
+    def replace(model: nn.Module) -> None:
+        model.load_state_dict(linear().state_dict(), assign=True)
+
+    for change in (unfreeze, freeze, replace):
+        models = [linear(), linear()]
+        for model in models:
+            model.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
+        diloco = DiLoCo(models, outer=None, sync_every=2)
+        change(models[1])
+        diloco.step()
+        with pytest.raises(ValueError, match="parameters of worker 1 are others than when DiLoCo"):
+            diloco.step()
+
+
+def wrapped_in_ddp() -> str:
+    with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients") as refused:
+        DiLoCo(DistributedDataParallel(linear()), sync_every=1, placement=place(2), num_workers=2)
+    return str(refused.value)
+
+
+def test_gradients_that_are_averaged_at_every_step_are_refused() -> None:
+    (one, other) = run_on_ranks(wrapped_in_ddp, 2)
+    assert one == other
+    assert "give its .module, or a process_group of one worker's ranks (here 1)" in one
 
 
 def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:

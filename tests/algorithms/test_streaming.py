@@ -797,7 +797,7 @@ def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> No
     diloco.average_replicas()
     for model in models:
         torch.testing.assert_close(model.weight.detach(), mean, rtol=1e-6, atol=lost)
-    diloco.step()
+    diloco.step(samples=[3, 1])
     with pytest.raises(ValueError, match="average replicas after a step that returned True"):
         diloco.average_replicas()
 

@@ -8,7 +8,7 @@ import pytest
 
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import NORM_NOISE, BatchController, BatchGuards
-from adloco.rules.level import PAST_TESTS, Level, merged
+from adloco.rules.level import PAST_TESTS, VAGUE, Level, merged
 from adloco.rules.moments import GradientEstimate
 
 UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
@@ -39,6 +39,27 @@ def test_a_negative_measurement_lowers_the_level_and_leaves_it_positive() -> Non
     weights = [math.exp(-(x**2) / 2 - ((-1 - math.exp(x)) / 0.5) ** 2 / 2) for x in points]
     mean = sum(w * x for w, x in zip(weights, points, strict=True)) / sum(weights)
     assert lower.log_mean == pytest.approx(mean, abs=1e-3)
+
+
+@pytest.mark.parametrize("errors", [1.5, 2.5, 3.0, 3.5, 5.0, 8.0])
+def test_a_first_measurement_of_some_standard_errors_by_a_plain_sum(errors: float) -> None:
+    """The left tail is long: at three of them its last percent reaches to a thousandth."""
+    noise = 1 / errors**2
+    found = Level(log_mean=None, log_variance=0.0, test_variance=noise).seen(
+        1.0, scale=1.0, spread=0.0, tests=1
+    )
+    error = math.sqrt(found.test_variance)
+    mean = math.log(max(1.0, error))
+    points = [k / 1000 for k in range(-30000, 5000)]
+    weights = [
+        math.exp(-((x - mean) ** 2) / (2 * VAGUE) - ((1.0 - math.exp(x)) / error) ** 2 / 2)
+        for x in points
+    ]
+    total = sum(weights)
+    middle = sum(w * x for w, x in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - middle) ** 2 for w, x in zip(weights, points, strict=True)) / total
+    assert found.log_mean == pytest.approx(middle, abs=2e-3)
+    assert found.log_variance == pytest.approx(spread, rel=2e-3)
 
 
 def test_a_measurement_far_below_is_found() -> None:

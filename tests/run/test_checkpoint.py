@@ -149,6 +149,20 @@ def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
         checkpoint.best(tmp_path, records[-1:])
 
 
+def test_a_loss_on_fewer_texts_is_another_loss() -> None:
+    """From round 3 on one of two islands is left. Round 4 was not evaluated."""
+    losses = [(1, 1.0, 2), (2, 2.0, 2), (3, 4.0, 1), (4, None, 0), (5, 3.0, 1), (6, 5.0, 1)]
+    records = [record(round, loss) | {"islands": [{}] * number} for round, loss, number in losses]
+    assert [*checkpoint.losses_of(records).values()] == [4.0, 3.0, 5.0]
+    assert [*checkpoint.losses_of(records[:2]).values()] == [1.0, 2.0]
+    best = BestRound(removes=True)
+    assert [best.add([each]) for each in records] == [True, False, True, False, True, False]
+    resumed = BestRound(removes=True)
+    assert resumed.add(records[:3]) and not resumed.add(records[5:])
+    names = [checkpoint.name_of(round, 10 * round) for round, _, _ in losses]
+    assert best.spared(names) == names[4]
+
+
 def test_foreign_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no checkpoint"):
         checkpoint.newest(tmp_path)

@@ -39,4 +39,5 @@ def test_a_crossing_is_on_the_line_between_points() -> None:
     assert first_crossing(x, y, 4.0) == 50
     assert first_crossing(x, y, 1.0) == 300
     assert first_crossing(x, y, 0.9) is None
+    assert first_crossing(x, y, 4.5) is None, "it was there before anybody looked"
     assert first_crossing([1, 2, 3], [2.0, 1.0, 3.0], 1.5) == 1.5, "the first time counts"

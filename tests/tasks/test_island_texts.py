@@ -1,5 +1,6 @@
 """Texts of islands: who reads what, what is measured where, and what is refused."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -290,6 +291,28 @@ def test_a_run_continues_without_a_dropped_island(texts: Path) -> None:
     *_, record = run.rounds()
     assert [row["island"] for row in record["islands"]] == ["words"]
     assert record["val_loss"] == record["islands"][0]["val_loss"]
+
+
+def test_losses_after_a_drop_are_not_compared_with_those_before(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The words, which are easier, are dropped: that of the numbers alone is higher at once."""
+    words = [*flags_of(texts, both(texts)), "--run.keep_best", "true", "--run.tokens", "8000"]
+    assert main(["train", "diloco", *words, "--learning_rate.shape", "constant"]) == 0
+    folder = texts / "run"
+    before = json.loads((folder / "summary.json").read_text())["best_val_loss"]
+    capsys.readouterr()
+    words = ["--method.dropped", "[1]", "--run.tokens", "16000"]
+    assert main(["train", "--resume", str(folder), *words]) == 0
+    told = "val_loss is that of numbers alone, because the other islands are dropped"
+    assert told in capsys.readouterr().out
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    after = [row for row in records if len(row["islands"]) == 1]
+    assert 0 < len(after) < len(records)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["best_val_loss"] == min(row["val_loss"] for row in after)
+    assert summary["best_val_loss"] > before
+    assert main(["evaluate", str(folder), "--best"]) == 0, "of both texts"
 
 
 def test_a_run_of_islands_is_resumed_bit_for_bit_and_with_these_texts_alone(

@@ -1,14 +1,17 @@
 """DiLoCo (arXiv 2311.08105) for your own training loop, which calls it after each inner step."""
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from adloco.algorithms.method import OuterMemory, Syncing
-from adloco.algorithms.model_state import Replica, all_tensors, copy_all
+from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
@@ -22,7 +25,8 @@ class DiLoCo:
 
     At the start, all parameters and buffers of the replicas, frozen parameters and counters too,
     are set to those of worker 0. At every sync, trainable parameters are set to the new global
-    parameters. At the end of every round, floating-point buffers are set to their mean.
+    parameters. At the end of every round, floating-point buffers are set to their mean. Parameters
+    stay trainable or frozen, and the same objects, for as long as the `DiLoCo` is used.
 
     Args:
         models: The replicas in this process, one for each worker that lives here. Their inner
@@ -76,6 +80,8 @@ class DiLoCo:
             streaming=streaming or Streaming(),
             memory=memory or OuterMemory(),
         )
+        for model in self.models:
+            self._require_own_gradients(model)
         first = self.models[0]
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
@@ -98,13 +104,16 @@ class DiLoCo:
 
         Args:
             samples: Samples that each replica in this process trained on in this step, as weights
-                of the pseudo-gradients. None: equal weights. Give them on all ranks or on none.
+                of the pseudo-gradients. None: equal weights. Give them at every step, on all ranks,
+                or never.
 
         Returns:
             True if this step has ended a round: every `sync_every`-th one, after its last sync.
 
         Raises:
             NonFiniteLossError: A replica's parameters are not finite at a sync.
+            ValueError: `samples` does not fit, or a model has other trainable parameters than at
+                the start.
         """
         counts = [1.0] * len(self.models) if samples is None else samples
         require(
@@ -112,16 +121,22 @@ class DiLoCo:
             f"samples must have one number for each of {len(self.models)} models, "
             f"got {len(counts)}",
         )
+        given = samples is not None
+        require(
+            given == self._counted or self._inner_steps == 0,
+            "samples must be given at every step or never, because a step without them counts as "
+            f"one sample; inner step {self._inner_steps + 1} has {'some' if given else 'none'}",
+        )
+        self._counted = given
         self._samples = [
             [before + count for before, count in zip(own, counts, strict=True)]
             for own in self._samples
         ]
-        self._counted = self._counted or samples is not None
         self._inner_steps += 1
         now = (self._inner_steps - 1) % self.sync_every + 1
         for event in self._syncing.streaming.events(self.sync_every):
             if event.step == now:
-                self._require_finite()
+                self._check_replicas()
                 weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
                 self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
@@ -145,15 +160,21 @@ class DiLoCo:
             self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the outer step. Save models and inner optimizers yourself.
+        """The state of the outer step, and of replicas that differ from the global parameters:
+        within a round, or if syncs leave them diverged. Save inner optimizers yourself, and of
+        models what is frozen.
 
         Call it on all ranks, after the same step.
         """
         # A saved state cannot contain a mean in flight, so the outer step is taken now. The workers
         # still get its result when the schedule says so.
         self._outer.step()
+        within = self._inner_steps % self.sync_every > 0
+        apart = within or self._syncing.diverges(self.num_workers)
         return {
             "outer": self._outer.state_dict(),
+            "replicas": [all_tensors(model) if apart else [] for model in self.models],
+            "counters": [state_buffers(model, floating=False) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
             "samples": self._samples,
             "counted": self._counted,
@@ -162,11 +183,17 @@ class DiLoCo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`. Call it on all ranks."""
+        """Continue from a `state_dict`, with the replicas as they were. Call it on all ranks."""
         self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
-        for replica, saved in zip(self._replicas, state["residuals"], strict=True):
-            copy_all(saved, replica.residuals)
+        self._outer.copy_all_to_workers(self._replicas)
+        saved = zip(self.models, state["replicas"], state["counters"], strict=True)
+        for model, whole, counters in saved:
+            copy_all(counters, state_buffers(model, floating=False))
+            if whole:
+                copy_all(whole, all_tensors(model))
+        for replica, residuals in zip(self._replicas, state["residuals"], strict=True):
+            copy_all(residuals, replica.residuals)
         self._samples, self._counted, self._inner_steps = (
             list(state["samples"]),
             state["counted"],
@@ -174,8 +201,27 @@ class DiLoCo:
         )
         self._round_weights = list(state["round_weights"])
 
-    def _require_finite(self) -> None:
-        for worker, replica in zip(self._here, self._replicas, strict=True):
+    def _require_own_gradients(self, model: nn.Module) -> None:
+        """Refuse a model whose gradients are averaged over several workers at every step."""
+        if isinstance(model, DistributedDataParallel):
+            ranks, own = model.process_group.size(), self.placement.ranks_per_worker
+            require(
+                ranks <= own,
+                f"a model is in DistributedDataParallel over {ranks} ranks, which averages the "
+                f"gradients of several workers at every step; give its .module, or a process_group "
+                f"of one worker's ranks (here {own})",
+            )
+
+    def _check_replicas(self) -> None:
+        """Raise an error if a replica is not finite, or has other trainable parameters now."""
+        for worker, model, replica in zip(self._here, self.models, self._replicas, strict=True):
+            now = trainable(model)
+            require(
+                len(now) == len(replica.params) and all(map(is_, now, replica.params)),
+                f"the trainable parameters of worker {worker} are others than when DiLoCo was "
+                "made, and would never be synced; make it again after parameters are frozen, "
+                "unfrozen or replaced (as load_state_dict(assign=True) does)",
+            )
             replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
 
     def _take_weights(self, which: int) -> list[float]:

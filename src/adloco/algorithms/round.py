@@ -43,7 +43,7 @@ class Round:
         self._state = state
         self._parts = parts
         if not state.in_round:
-            state.last_batches = {}
+            state.last_batches, state.weights = {}, {}
             state.round_steps, state.final_samples = inner_steps, final_samples
             state.events_done = 0
             for worker in state.workers.values():
@@ -67,7 +67,7 @@ class Round:
         tasks = parts.planner.tasks(state)
         samples = {worker: float(sum(task.batches)) for worker, task in tasks.items()}
         # Counts, of which `synced` makes shares.
-        given = weights = parts.syncing.weights.of(samples)
+        given = parts.syncing.weights.of(samples)
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -82,14 +82,15 @@ class Round:
                     weights = given
                     for stage in state.stages:
                         weights = stage.weights(event, weights)
+                    state.weights = dict(weights)
                 costs = {}
-                for trainer, replicas, shares, comm in state.synced(weights, parts.placement):
+                for trainer, replicas, shares, comm in state.synced(state.weights, parts.placement):
                     costs[trainer.id] = trainer.outer.sync(event, replicas, shares, comm)
                 exposed_seconds = parts.clock() - began
             self._count_sync(costs, exposed_seconds)
             state.events_done += 1
         with phase("sync"):
-            for trainer, replicas, shares, comm in state.synced(weights, parts.placement):
+            for trainer, replicas, shares, comm in state.synced(state.weights, parts.placement):
                 trainer.outer.average_buffers(replicas, shares, comm)
             done = self._gather(tasks)
             self._count_round(done)
@@ -230,11 +231,9 @@ class Round:
 def average_replicas(state: RunState, parts: RoundParts) -> None:
     """If workers have diverged, set each trainer's model to the mean of its workers.
 
-    The mean is weighted as a sync of the last round is. Called on all ranks, between rounds.
+    The mean is weighted as the last sync was. Called on all ranks, between rounds.
     """
     if state.diverged:
-        samples = {worker: float(sum(each)) for worker, each in state.last_batches.items()}
-        given = parts.syncing.weights.of(samples)
-        for trainer, replicas, weights, comm in state.synced(given, parts.placement):
+        for trainer, replicas, weights, comm in state.synced(state.weights, parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

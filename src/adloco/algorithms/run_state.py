@@ -49,6 +49,9 @@ class RunState:
     """Samples of each inner step of every worker of the run, by id: in the last round, if it is
     complete; in the round in progress those steps that were taken before the checkpoint that was
     loaded."""
+    weights: dict[int, float] = field(default_factory=dict)
+    """Weight of every worker of the run in the round's newest sync, by id; between rounds that of
+    the last round; empty before a round's first sync."""
     stages: Sequence[Stage] = ()
     """What acts between rounds, in the order in which it is called."""
 
@@ -104,7 +107,11 @@ class RunState:
             if here:
                 replicas = self.replicas(trainer, placement)
                 total = sum(samples[worker] for worker in trainer.worker_ids)
-                shares = [samples[worker] / total for worker in here]
+                # Those that had weight may have been dropped since then.
+                shares = [
+                    samples[worker] / total if total else 1 / len(trainer.worker_ids)
+                    for worker in here
+                ]
                 yield trainer, replicas, shares, comms[trainer.id]
 
     def skip_samples(self, count: int) -> None:
@@ -166,6 +173,7 @@ class RunState:
             "stages": self._of_stages(RUN),
             "chosen": asdict(self.chosen),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
+            "weights": {str(worker): weight for worker, weight in self.weights.items()},
             "trainers": [trainer.numbers() for trainer in self.trainers.values()],
             "workers": dict(workers),
         }
@@ -214,6 +222,7 @@ class RunState:
         vars(self).update({name: numbers[name] for name in COUNTERS})
         self.chosen = Chosen(**numbers["chosen"])
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
+        self.weights = {int(worker): weight for worker, weight in numbers["weights"].items()}
         self.last_batches = {
             int(worker): saved["round"]["batches"] for worker, saved in numbers["workers"].items()
         }

@@ -23,7 +23,11 @@ PAST_TESTS = 4
 LEAST_NOISE = 1e-12
 """The least relative variance of a test that is believed."""
 MOST_ZOOMS = 10
-"""Grids of a product: the first spans a factor of 10^15, and each is about 17 times finer."""
+"""Grids of a product: the first spans a factor of 10^15, and the next is 100 times finer while all
+weight is on one point."""
+LEAST_WEIGHT = 1e-7
+"""Weight of a point that counts, as a part of the largest; a normal distribution has it at 5.7
+standard deviations."""
 POINTS = 200
 """Points of the grid on which a likelihood is multiplied by the distribution."""
 
@@ -167,8 +171,9 @@ def _product(mean: float, variance: float, value: float, error: float) -> tuple[
     """Mean and variance of x, normal with these, given that exp(x) was measured.
 
     The first grid spans what the distribution and the measurement allow. The next ones zoom in on
-    the result, at least twice and until it is wider than a step, because a precise measurement can
-    fall between the points.
+    all points of some weight (it falls off to the left more slowly than to the right), at least
+    twice and until the result is wider than a step, because a precise measurement can fall between
+    the points.
 
     Args:
         mean, variance: Of x before.
@@ -191,6 +196,6 @@ def _product(mean: float, variance: float, value: float, error: float) -> tuple[
         total = math.fsum(weights)
         found = math.fsum(w * x for w, x in zip(weights, points, strict=True)) / total
         spread = math.fsum(w * (x - found) ** 2 for w, x in zip(weights, points, strict=True))
-        width = 6 * max(math.sqrt(spread / total), step)
-        low, high = found - width, found + width
+        seen = [x for w, x in zip(weights, points, strict=True) if w > LEAST_WEIGHT]
+        low, high = seen[0] - step, seen[-1] + step
     return found, spread / total

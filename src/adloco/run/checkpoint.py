@@ -82,16 +82,30 @@ def remove_old(folder: Path, newest: str, keep: int, spared: str = "") -> None:
 
 
 def losses_of(records: Iterable[Record]) -> dict[str, float]:
-    """The validation loss of each round that was evaluated, by the name of its checkpoint.
+    """The validation loss of each round that was evaluated, by the name of its checkpoint, of those
+    on the newest one's text (`of_newest_text`).
 
     Args:
         records: Lines of metrics.jsonl.
     """
     return {
         name_of(each["round"], each["inner_steps"]): each["val_loss"]
-        for each in records
-        if each.get("val_loss") is not None and math.isfinite(each["val_loss"])
+        for each in of_newest_text(records)
+        if math.isfinite(each["val_loss"])
     }
+
+
+def of_newest_text(records: Iterable[Record]) -> list[Record]:
+    """The lines with an evaluation that can be compared with the newest one: on the texts of as
+    many islands. An island that is dropped takes its text with it.
+    """
+    evaluated = [each for each in records if each.get("val_loss") is not None]
+    return [each for each in evaluated if islands_in(each) == islands_in(evaluated[-1])]
+
+
+def islands_in(record: Record) -> int:
+    """Islands with texts of their own in a line's evaluation."""
+    return len(record.get("islands", ()))
 
 
 def best_name(names: Collection[str], losses: Mapping[str, float]) -> str:
@@ -166,10 +180,14 @@ class BestRound:
         self._removes = removes
         self._losses: dict[str, float] = {}
         self._lowest = math.inf
+        self._islands = 0
 
     def add(self, records: Iterable[Record]) -> bool:
         """Take the next lines of metrics.jsonl; True if one has the lowest loss so far."""
-        found = losses_of(records)
+        alike = of_newest_text(records)
+        if alike and islands_in(alike[-1]) != self._islands:
+            self._islands, self._losses, self._lowest = islands_in(alike[-1]), {}, math.inf
+        found = losses_of(alike)
         before, self._lowest = self._lowest, min([self._lowest, *found.values()])
         if self._removes:
             self._losses |= found

@@ -20,6 +20,7 @@ from adloco.metrics import (
     values,
 )
 from adloco.options import option_metrics, unmeasured
+from adloco.run.checkpoint import of_newest_text
 
 if TYPE_CHECKING:
     from adloco.config.sections import Recipe
@@ -149,9 +150,10 @@ def summarise(
         trainer: Whose measures to take; None for those of the best trainer in each round.
     """
     summary: dict[str, Any] = {}
+    alike = of_newest_text(records)
     for measure in measures:
         metric = validation(measure, "round" if trainer is None else "trainer")
-        every = [number for numbers in values(metric, records, trainer) for number in numbers]
+        every = [number for numbers in values(metric, alike, trainer) for number in numbers]
         summary[f"final_{metric.name}"] = every[-1] if every else None
         summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(
             every, default=None

@@ -64,7 +64,7 @@ from adloco.run.stored import (
 )
 from adloco.run.trackers import Trackers
 from adloco.run.trained import text_sample
-from adloco.tasks.island_texts import of_island
+from adloco.tasks.island_texts import fewer_texts, of_island
 
 
 class TrainingRun:
@@ -235,6 +235,7 @@ class TrainingRun:
             )
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
+            run.notices += fewer_texts(recipe.data, recipe.method)
             if limit:
                 run.notices.append(f"memory ran out before: micro-batches of at most {limit}")
             set_rng_state(stored.about["rng"], run.device)

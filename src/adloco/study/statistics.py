@@ -93,14 +93,17 @@ def first_crossing(x: Sequence[float], y: Sequence[float | None], target: float)
         target: Value to reach.
 
     Returns:
-        The place, or None if the curve stays above.
+        The place; None if the curve stays above, or is below at its first point, because it was
+        there before and nobody knows since when.
     """
     before: tuple[float, float] | None = None
     for at, value in zip(x, y, strict=True):
         if value is None:
             continue
         if value <= target:
-            if before is None or before[1] == value:
+            if before is None:
+                return float(at) if value == target else None
+            if before[1] == value:
                 return float(at)
             return before[0] + (at - before[0]) * (before[1] - target) / (before[1] - value)
         before = (float(at), value)

@@ -13,13 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.evaluation import total
-from adloco.algorithms.method import Source, island_of
+from adloco.algorithms.method import Method, Source, island_of
 from adloco.data.data_settings import DataSettings
 from adloco.errors import require
 from adloco.tasks.task import Task, TaskData, TaskSettings
 
 Gather = Callable[[Any], list[Any]]
 """Takes this rank's value, and returns those of all ranks."""
+
+
+def fewer_texts(data: DataSettings, method: Method) -> list[str]:
+    """A sentence if all workers of an island with a text of its own are dropped."""
+    names = [*data.islands]
+    living = {
+        names[island_of(worker, method.num_workers, len(names))]
+        for worker in (method.living_workers if names else ())
+    }
+    if len(living) == len(names):
+        return []
+    left = " and ".join(name for name in names if name in living)
+    return [f"val_loss is that of {left} alone, because the other islands are dropped"]
 
 
 def open_islands(settings: TaskSettings, given: TaskData, here: Sequence[int]) -> "IslandTexts":
@@ -100,9 +113,11 @@ class IslandTexts:
         return json.dumps(self._texts)
 
     def changed(self, corpus: str) -> list[str]:
-        """The islands here whose texts are others than in an earlier value of `corpus`."""
+        """The islands here whose texts are others than in an earlier value of `corpus`, which may
+        have lost some that were dropped.
+        """
         before = json.loads(corpus)
-        return [name for name, text in self._texts.items() if before.get(name) != text]
+        return [name for name, text in self._texts.items() if before.get(name, text) != text]
 
     def matches_fingerprint(self, corpus: str) -> bool:
         return not self.changed(corpus)
