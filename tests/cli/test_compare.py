@@ -56,7 +56,7 @@ def test_two_arms_from_training_to_the_page(
 ) -> None:
     study = tmp_path / "study"
     words = ["compare", "diloco", "H2=diloco@--method.sync_every 2", *common]
-    words += ["--parallel", "2", "--link", "8mbit", "--targets", "5,0.001"]
+    words += ["--parallel", "2", "--link", "8mbit", "--targets", "5,2.5,0.001"]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "Held equal: task, validation windows, model, data, tokenizer, 4,096 tokens" in out
@@ -79,7 +79,9 @@ def test_two_arms_from_training_to_the_page(
         assert run["axes"]["sent"] == [row["bytes_sent"] for row in rows]
         assert run["measures"]["val_loss"] == [row["val_loss"] for row in rows]
         assert arm["final"]["val_loss"]["mean"] == rows[-1]["val_loss"]
-        assert arm["to_target"]["5"]["tokens"]["count"] == 1
+        assert arm["to_target"]["2.5"]["tokens"]["count"] == 1
+        # It was there before the first evaluation, and nobody knows since when.
+        assert rows[0]["val_loss"] < 5 and arm["to_target"]["5"]["tokens"]["count"] == 0
         assert arm["to_target"]["0.001"]["tokens"]["mean"] is None
         # On a slow link each sync's bytes add to the time.
         slow, measured = run["axes"]["seconds on 8mbit"][-1], rows[-1]["seconds"]

@@ -27,7 +27,13 @@ from tests.problems import at
 RULES = '''
 from dataclasses import dataclass
 
+from adloco import NormTest
 
+
+@dataclass(frozen=True, kw_only=True)
+class Stricter(NormTest):
+    eta: float = 0.3
+    """A smaller one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +155,13 @@ def test_a_rule_of_the_users_own() -> None:
     assert "# Samples from one doubling to the next.\nevery_samples = 50" in text
     assert build_recipe(tomllib.loads(text)) == recipe
     assert all(setting.meaning for setting in settings(recipe))
+
+
+def test_a_rule_that_inherits_has_each_setting_once() -> None:
+    recipe = build_recipe({"batch": {"rule": "my_rules:Stricter"}})
+    assert build_recipe(tomllib.loads(to_toml(recipe))) == recipe
+    etas = {each.chosen_by: each.default for each in known_settings(recipe) if each.key == "eta"}
+    assert etas == {"": 0.3, "batch.rule norm-test": 0.8}
 
 
 def test_a_flag_for_a_setting_of_the_users_own() -> None:

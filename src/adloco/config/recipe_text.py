@@ -81,7 +81,7 @@ def known_settings(recipe: Recipe) -> Iterator[Setting]:
             owners[1:1] = choice.register.classes.values()
         done: list[tuple[Any, ...]] = []
         for owner in owners:
-            used = any(isinstance(part, owner) for part in parts)
+            used = owner in map(type, parts)
             for key, default in defaults(owner).items():
                 told = _told(owner, key)
                 if told in done:

@@ -80,7 +80,9 @@ def _rank(
     )
     try:
         result = function(*arguments)
-    except Exception:
+    except Exception as error:
+        if "Connection closed by peer" in str(error):
+            time.sleep(5)  # The rank that closed it has failed first, and is the one to be shown.
         raise
     except BaseException as error:  # torch shows Exceptions alone, and pytest's Failed is none.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
