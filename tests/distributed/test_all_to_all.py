@@ -1,12 +1,9 @@
 """Exchanges through the memory of the CPU, which islands with GPUs have, give the same bits."""
 
-import os
-
 import torch
 from torch import Tensor
 
 from adloco.distributed import all_to_all
-from adloco.distributed.comm import background
 from adloco.distributed.comm.buckets import Contributions
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
@@ -46,20 +43,3 @@ def test_the_same_bits_through_the_memory_of_the_cpu() -> None:
     plain, through = (run_on_ranks(exchanged, 2, staged) for staged in (False, True))
     assert plain == through
     assert plain[0] == plain[1]
-
-
-def shared_gpu(shard_size: int) -> str:
-    os.environ["LOCAL_RANK"] = "1"
-    torch.cuda.device_count = lambda: 1
-    torch.cuda.set_device = lambda device: None
-    background.new_stream = lambda device: None
-    try:
-        return str(place(2, "cuda", shard_size=shard_size).device)
-    except ValueError as error:
-        return str(error)
-
-
-def test_only_islands_of_one_rank_share_a_gpu() -> None:
-    assert run_on_ranks(shared_gpu, 2, 1) == ["cuda:0", "cuda:0"]
-    for refused in run_on_ranks(shared_gpu, 2, 2):
-        assert "this is rank 1 of its machine, which has 1 GPUs" in refused

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from adloco.distributed.device import ranks_of_gpu, used_here
-from adloco.distributed.launch.launcher import abort_nccl, group_backend
+from adloco.distributed.device import used_here
+from adloco.distributed.launch import launcher
+from adloco.distributed.launch.launcher import abort_nccl, group_backend, place
 from adloco.distributed.placement import placement
 from adloco.distributed.placement.placement import OneProcess
+from adloco.distributed.testing import run_on_ranks
 
 
 def nothing() -> None:
@@ -198,11 +200,45 @@ def test_a_group_of_gloo_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         dist.destroy_process_group()
 
 
-def test_ranks_that_share_a_gpu_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for ranks, shared in (("1", 1), ("2", 1), ("3", 2), ("4", 2)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert ranks_of_gpu() == shared
+def placed_on(seen: int, gpus: int, shard_size: int) -> tuple[str, int | str]:
+    """The device of this rank, and the ranks that share it: of so many GPUs it sees some, the first
+    of which is the one with its own number.
+    """
+    rank = dist.get_rank()
+
+    def properties(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"GPU-{(rank + device.index if seen < gpus else device.index)}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: seen)
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(torch.cuda, "get_device_properties", properties)
+        patch.setattr(launcher, "Placement", lambda *given: SimpleNamespace(given=given))
+        try:
+            given = place(3, "cuda", shard_size=shard_size).given  # type: ignore[attr-defined]
+        except ValueError as error:
+            return "", str(error)
+    return str(given[1]), given[-1]
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus", "shard_size", "expected"),
+    [
+        (3, 3, 1, [("cuda:0", 1), ("cuda:1", 1), ("cuda:2", 1)]),
+        (2, 2, 1, [("cuda:0", 2), ("cuda:1", 1), ("cuda:0", 2)]),
+        (1, 3, 3, [("cuda:0", 1)] * 3),  # Each rank sees its own, as with srun --gpus-per-task 1.
+    ],
+)
+def test_ranks_that_share_a_gpu_are_counted(
+    seen: int, gpus: int, shard_size: int, expected: list[tuple[str, int]]
+) -> None:
+    assert run_on_ranks(placed_on, 3, seen, gpus, shard_size) == expected
+
+
+def test_ranks_of_an_island_have_a_gpu_each() -> None:
+    for device, message in run_on_ranks(placed_on, 3, 2, 2, 3):
+        assert not device
+        assert str(message).startswith("2 ranks would share a GPU of ")
 
 
 def test_memory_that_another_stream_made_is_kept_for_this_one(

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,12 +63,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
     return batch
-
-
-def ranks_of_gpu() -> int:
-    """Ranks of this machine that share one of its GPUs, at most."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return -(-ranks // max(1, torch.cuda.device_count()))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adloco.distributed.device import ranks_of_gpu
+from adloco.distributed.placement.placement import Placement
 from adloco.errors import OutOfMemoryError, require
 from adloco.models.source import num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
@@ -75,7 +75,7 @@ def _limits(opened: Opened) -> tuple[int, int]:
     gib, trainers = recipe.memory.gib, recipe.method.num_trainers
     together = int(placement.largest(len(placement.local(recipe.method.living_workers))))
     # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
-    free = -int(placement.largest(-_free_bytes(gib, placement.device)))
+    free = -int(placement.largest(-_free_bytes(gib, placement)))
     copies = outer_copies(recipe, placement.device)
     copies += option_copies(recipe, together, placement.device)
     outer = copies * num_bytes(opened.builder) // placement.shards
@@ -94,10 +94,11 @@ def _limits(opened: Opened) -> tuple[int, int]:
     return (free - outer) // together, budget
 
 
-def _free_bytes(gib: float, device: torch.device) -> int:
+def _free_bytes(gib: float, placement: Placement) -> int:
     """Bytes that the run may still take: the given GiB less what this process has already, or for 0
     GiB the free memory of the GPU.
     """
+    device = placement.device
     if gib > 0:
         there = machine_bytes() / 2**30
         # A process on a CPU that takes more than there is would be killed.
@@ -111,8 +112,5 @@ def _free_bytes(gib: float, device: torch.device) -> int:
         "the largest micro-batch cannot be found on a CPU without memory.gib, the memory that this "
         "process may take; set it, as in --memory.gib 4 (recipe section [memory])",
     )
-    return (
-        torch.cuda.mem_get_info(device)[0] // ranks_of_gpu()
-        + torch.cuda.memory_reserved(device)
-        - torch.cuda.memory_allocated(device)
-    )
+    free = int(torch.cuda.mem_get_info(device)[0]) // placement.ranks_of_device
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

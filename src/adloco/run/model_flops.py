@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adloco.distributed.device import ranks_of_gpu
-
 PEAK_FLOPS = {
     "B200": 2250e12,
     "GH200": 989.4e12,
@@ -66,14 +64,16 @@ def peak_flops(device: torch.device) -> float | None:
     return next(fits, None)
 
 
-def use_per_token(model: nn.Module, context: int, device: torch.device, ranks: int) -> float | None:
+def use_per_token(
+    model: nn.Module, context: int, device: torch.device, devices: float
+) -> float | None:
     """The share of all devices' peak that a token in each second takes; None if not known.
 
     Args:
         model: As for `flops_per_token`.
         context: Tokens of a sample.
         device: One of the devices, which are alike.
-        ranks: Processes that compute; several may share a device.
+        devices: Their number.
     """
     flops, peak = flops_per_token(model, context), peak_flops(device)
-    return None if flops is None or peak is None else flops * ranks_of_gpu() / (ranks * peak)
+    return None if flops is None or peak is None else flops / (devices * peak)

@@ -15,7 +15,6 @@ from adloco.algorithms.method import Execution, Problem, island_of
 from adloco.config.finding import code_named
 from adloco.config.recipe_text import to_toml, to_values
 from adloco.config.sections import Recipe
-from adloco.distributed.device import ranks_of_gpu
 from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
@@ -286,8 +285,9 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     copies += outer_copies(recipe, device) + option_copies(recipe, workers, device)
     parameters = sum(parameter.numel() for parameter in builder.parameters)
     needed = num_bytes(builder) * copies // placement.shards
-    on_gpu = device.type == "cuda"
-    memory = torch.cuda.mem_get_info(device)[1] // ranks_of_gpu() if on_gpu else machine_bytes()
+    memory = machine_bytes()
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[1] // placement.ranks_of_device
     require(
         needed <= memory,
         f"{workers} of the method.num_trainers x method.workers_per_trainer workers are on this "

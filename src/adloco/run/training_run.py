@@ -127,7 +127,8 @@ class TrainingRun:
             require(not problem, problem)
         model = next(iter(self.algorithm.workers.values())).model
         context = recipe.data.context_tokens
-        self._use = use_per_token(model, context, self.device, placement.num_ranks)
+        devices = placement.num_ranks / placement.ranks_of_device
+        self._use = use_per_token(model, context, self.device, devices)
         """MFU for each token in a second; None if it is not known."""
         self._memory = Memory(self.device)
         self._trackers = Trackers(

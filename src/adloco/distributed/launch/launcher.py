@@ -1,6 +1,7 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,13 +19,14 @@ from adloco.distributed.launch.rank_store import (
     connect,
     store_outlives_ranks,
 )
-from adloco.distributed.messages import broadcast_state
+from adloco.distributed.messages import all_states, broadcast_state
 from adloco.distributed.placement.placement import (
     TIMEOUT_SECONDS,
     OneProcess,
     Placement,
     longest_wait,
 )
+from adloco.errors import require
 
 START_SECONDS = 30.0
 """Seconds that ranks started together may come after each other, even if timeout_seconds is
@@ -187,23 +189,36 @@ def place(
         "placement.replica_size": replica_size,
     }
     _check_agreement({name: str(size) for name, size in sizes.items()} | dict(must_agree or {}))
+    sharing = 1
     if device.type == "cuda":
-        device = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")), shards * replicas)
+        device = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    return Placement(ids, device, threads, shards, replicas, timeout_seconds)
+        sharing = _ranks_sharing(device, shards * replicas)
+    return Placement(ids, device, threads, shards, replicas, timeout_seconds, sharing)
 
 
-def _own_gpu(rank: int, ranks_per_worker: int) -> torch.device:
-    """The GPU of this rank of its machine. Only islands of one rank share one, because NCCL, which
-    joins the ranks of an island, wants a GPU for each.
+def _own_gpu(rank: int) -> torch.device:
+    """The GPU of this rank of its machine: the next one of those that it sees, which may be one
+    that no other rank sees.
     """
     found = torch.cuda.device_count()
-    if found == 0 or (rank >= found and ranks_per_worker > 1):
-        raise ValueError(
-            f"this is rank {rank} of its machine, which has {found} GPUs; "
-            f"start at most {found} ranks on it, or use the device cpu"
-        )
+    require(found > 0, f"rank {rank} of its machine sees no GPU; use the device cpu")
     return torch.device("cuda", rank % found)
+
+
+def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
+    """Ranks that compute on this rank's GPU. Only islands of one rank may share one, because NCCL,
+    which joins the ranks of an island, wants a GPU for each.
+    """
+    own = [socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)]
+    gpus = all_states(own)
+    most = max(gpus, key=gpus.count)
+    require(
+        gpus.count(most) == 1 or ranks_per_worker == 1,
+        f"{gpus.count(most)} ranks would share a GPU of {most[0]}, and each rank of an island "
+        "needs one of its own; start fewer ranks there, or use the device cpu",
+    )
+    return gpus.count(own)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:

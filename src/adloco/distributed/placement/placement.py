@@ -70,6 +70,7 @@ class Placement:
         shards: int = 1,
         replicas: int = 1,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        ranks_of_device: int = 1,
     ) -> None:
         """
         Args:
@@ -81,10 +82,13 @@ class Placement:
             shards: Ranks over which a worker's parameters are sharded.
             replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
             timeout_seconds: See `longest_wait`.
+            ranks_of_device: Ranks that compute on this process's device; 1 on a CPU.
         """
         set_up_matrix_products()
         self.device = torch.device(device)
         """Device of this process's workers."""
+        self.ranks_of_device = ranks_of_device
+        """Ranks that share this process's GPU; 1 on a CPU."""
         self.shards = shards
         """Ranks over which a worker's parameters are sharded."""
         self.ranks_per_worker = shards * replicas
