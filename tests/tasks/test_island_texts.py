@@ -305,13 +305,15 @@ def test_losses_after_a_drop_are_not_compared_with_those_before(
     words = ["--method.dropped", "[1]", "--run.tokens", "16000"]
     assert main(["train", "--resume", str(folder), *words]) == 0
     told = "val_loss is that of numbers alone, because the other islands are dropped"
-    assert told in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert told in shown
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     after = [row for row in records if len(row["islands"]) == 1]
     assert 0 < len(after) < len(records)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best_val_loss"] == min(row["val_loss"] for row in after)
     assert summary["best_val_loss"] > before
+    assert f"first {after[0]['val_loss']:.4f}" in shown
     assert main(["evaluate", str(folder), "--best"]) == 0, "of both texts"
 
 

@@ -17,6 +17,7 @@ from adloco.cli.run_text import (
 from adloco.metrics import Metric, Record, validation, values
 from adloco.report.page import PAGE
 from adloco.report.readable import counted, span
+from adloco.run.checkpoint import of_newest_text
 from adloco.run.training_run import TrainingRun
 
 SHOWN_OF_SAMPLE = 160
@@ -92,7 +93,8 @@ def _sample_text(sample: dict[str, str]) -> str:
 
 
 def _first_to_last(metric: Metric, records: Sequence[Record], summary: dict[str, Any]) -> str:
-    first = next((number for numbers in values(metric, records) for number in numbers), None)
+    alike = of_newest_text(records)
+    first = next((number for numbers in values(metric, alike) for number in numbers), None)
     final, best = summary[f"final_{metric.name}"], summary[f"best_{metric.name}"]
     final, best, first = (metric.text(value) for value in (final, best, first))
     return f"{metric.label} {final} (best {best}, first {first})"
