@@ -84,6 +84,17 @@ def test_losses_on_all_windows_are_compared_if_there_are_some(gap: Any) -> None:
     assert found.relative == pytest.approx(0.02)
 
 
+def test_of_several_rates_the_lowest_loss_counts(gap: Any) -> None:
+    local, ddp = (
+        gap.finals(275_424, 20, gap.trials(*each, 20, {})[0][0])[0]
+        for each in (("int1-h3", 4), ("ddp", 1))
+    )
+    other = replace(local, lr=1e-3)
+    for losses in ({local: 2.1, other: 2.06, ddp: 2.0}, {other: 2.06, local: 2.1, ddp: 2.0}):
+        (found,) = gap.of_several(gap.gaps(rows_of(gap, losses)))
+        assert (found.relative, found.row["lr"]) == (pytest.approx(0.03), "0.001")
+
+
 def test_the_law_of_invented_gaps(
     gap: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
