@@ -62,6 +62,13 @@ def test_a_round_that_goes_on_without_a_worker_weighs_what_was_trained() -> None
     assert report.train_loss == pytest.approx(sum(losses) / 19)
 
 
+def test_those_that_are_left_without_weight_count_alike() -> None:
+    """A gate may have left them out of the last sync, before the others were dropped."""
+    run = run_with(9, (1,))
+    ((_, _, shares, _),) = run.state.synced({0: 0.0, 2: 0.0}, run.placement)
+    assert shares == [0.5, 0.5]
+
+
 def test_a_trainer_ends_with_its_last_worker() -> None:
     policy = MergeSmallest(count=2, every=1, first_round=2)
     sizes = {"num_trainers": 2, "workers_per_trainer": 2, "merge": policy}

@@ -294,7 +294,37 @@ def test_parameters_that_would_never_be_synced_are_refused() -> None:
             diloco.step()
 
 
+def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
+    """At the end of a round without residuals all ranks may take that of the first."""
+    diloco = DiLoCo([linear(), linear()], outer=None, sync_every=2)
+    diloco.step()
+    apart = diloco.state_dict()
+    diloco.step()
+    equal = diloco.state_dict()
+    for state in (apart, equal):
+        state["workers"] = [4, 5]
+    diloco.load_state_dict(equal)
+    with pytest.raises(ValueError, match=r"that of workers \[4, 5\], and here are \[0, 1\]"):
+        diloco.load_state_dict(apart)
+
+
+def test_a_state_that_was_not_copied_changes_nothing() -> None:
+    models = [linear(), linear()]
+    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2)
+    for model, value in zip(models, (1.0, 5.0), strict=True):
+        nn.init.constant_(model.weight, value)  # type: ignore[arg-type]
+    diloco.step()
+    diloco.load_state_dict(diloco.state_dict())
+    assert [model.weight[0, 0].item() for model in models] == [1.0, 5.0]  # type: ignore[index, operator]
+
+
 def wrapped_in_ddp() -> str:
+    for given in ({}, {"placement": place(1, replica_size=2), "num_workers": 1}):
+        # One worker on both ranks, whose gradients they share.
+        DiLoCo(DistributedDataParallel(linear()), sync_every=1, **given)  # type: ignore[arg-type]
+    held = nn.Sequential(DistributedDataParallel(linear()))
+    with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients"):
+        DiLoCo(held, sync_every=1, placement=place(2), num_workers=2)
     with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients") as refused:
         DiLoCo(DistributedDataParallel(linear()), sync_every=1, placement=place(2), num_workers=2)
     return str(refused.value)

@@ -238,7 +238,22 @@ def test_ranks_that_share_a_gpu_are_counted(
 def test_ranks_of_an_island_have_a_gpu_each() -> None:
     for device, message in run_on_ranks(placed_on, 3, 2, 2, 3):
         assert not device
-        assert str(message).startswith("2 ranks would share a GPU of ")
+        assert str(message).startswith("ranks 0, 2 would share a GPU, and each rank of an island")
+
+
+def some_without_a_gpu() -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: int(dist.get_rank() == 0))
+        patch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-0")
+        )
+        with pytest.raises(ValueError, match="rank 1 sees no GPU; use the device cpu") as refused:
+            place(3, "cuda")
+    return str(refused.value)
+
+
+def test_a_rank_without_a_gpu_lets_no_other_wait() -> None:
+    assert len({*run_on_ranks(some_without_a_gpu, 3)}) == 1
 
 
 def test_memory_that_another_stream_made_is_kept_for_this_one(

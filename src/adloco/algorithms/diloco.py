@@ -164,7 +164,7 @@ class DiLoCo:
         within a round, or if syncs leave them diverged. Save inner optimizers yourself, and of
         models what is frozen.
 
-        Call it on all ranks, after the same step.
+        Call it on all ranks, after the same step; each saves its own.
         """
         # A saved state cannot contain a mean in flight, so the outer step is taken now. The workers
         # still get its result when the schedule says so.
@@ -173,6 +173,7 @@ class DiLoCo:
         apart = within or self._syncing.diverges(self.num_workers)
         return {
             "outer": self._outer.state_dict(),
+            "workers": self._here,
             "replicas": [all_tensors(model) if apart else [] for model in self.models],
             "counters": [state_buffers(model, floating=False) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
@@ -183,17 +184,28 @@ class DiLoCo:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, with the replicas as they were. Call it on all ranks."""
+        """Continue from a `state_dict`, with the replicas as they were. Call it on all ranks, each
+        with its own; where replicas do not differ, all may take that of one rank.
+
+        Raises:
+            ValueError: It is that of other workers, or was saved with other error feedback.
+        """
+        own = state["workers"] == self._here
+        require(
+            own or not any([*state["replicas"], *state["residuals"]]),
+            f"the state is that of workers {state['workers']}, and here are {self._here}, which "
+            "differ from them; let each rank save its own state and load it",
+        )
         self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
-        self._outer.copy_all_to_workers(self._replicas)
-        saved = zip(self.models, state["replicas"], state["counters"], strict=True)
-        for model, whole, counters in saved:
-            copy_all(counters, state_buffers(model, floating=False))
-            if whole:
-                copy_all(whole, all_tensors(model))
-        for replica, residuals in zip(self._replicas, state["residuals"], strict=True):
-            copy_all(residuals, replica.residuals)
+        if not any(state["replicas"]):
+            self._outer.copy_all_to_workers(self._replicas)
+        if own:
+            for index, model in enumerate(self.models):
+                copy_all(state["counters"][index], state_buffers(model, floating=False))
+                if state["replicas"][index]:
+                    copy_all(state["replicas"][index], all_tensors(model))
+                copy_all(state["residuals"][index], self._replicas[index].residuals)
         self._samples, self._counted, self._inner_steps = (
             list(state["samples"]),
             state["counted"],
@@ -203,14 +215,16 @@ class DiLoCo:
 
     def _require_own_gradients(self, model: nn.Module) -> None:
         """Refuse a model whose gradients are averaged over several workers at every step."""
-        if isinstance(model, DistributedDataParallel):
-            ranks, own = model.process_group.size(), self.placement.ranks_per_worker
-            require(
-                ranks <= own,
-                f"a model is in DistributedDataParallel over {ranks} ranks, which averages the "
-                f"gradients of several workers at every step; give its .module, or a process_group "
-                f"of one worker's ranks (here {own})",
-            )
+        own, several = self.placement.ranks_per_worker, self.placement.num_ranks > 1
+        for part in model.modules():  # A compiled model holds the wrapper.
+            if several and isinstance(part, DistributedDataParallel):
+                ranks = part.process_group.size()
+                require(
+                    ranks <= own,
+                    f"a model is in DistributedDataParallel over {ranks} ranks, which averages the "
+                    "gradients of several workers at every step; give its .module, or a "
+                    f"process_group of one worker's ranks (here {own})",
+                )
 
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
@@ -220,7 +234,8 @@ class DiLoCo:
                 len(now) == len(replica.params) and all(map(is_, now, replica.params)),
                 f"the trainable parameters of worker {worker} are others than when DiLoCo was "
                 "made, and would never be synced; make it again after parameters are frozen, "
-                "unfrozen or replaced (as load_state_dict(assign=True) does)",
+                "unfrozen or replaced (as load_state_dict(assign=True) does), or call "
+                "model.reshard() if FSDP has them gathered since a forward pass",
             )
             replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
 

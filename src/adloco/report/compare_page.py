@@ -27,8 +27,8 @@ def tables(comparison: Comparison) -> list[Table]:
         _table_of_arms(
             comparison,
             f"To {loss.label} {target:g}",
-            f"{spread} On the line between evaluations. -: not reached, or by the first evaluation "
-            f"already, so that it is not known how long before.{warning}",
+            f"{spread} On the line between evaluations. -: not reached, or below it at the first "
+            f"evaluation already, so that the place is not known.{warning}",
             comparison.needed(target),
             counted=True,
         )

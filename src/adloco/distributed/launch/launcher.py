@@ -1,7 +1,6 @@
 """Joining the process group that torchrun or `start_ranks` prepared, and placing workers."""
 
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -189,11 +188,9 @@ def place(
         "placement.replica_size": replica_size,
     }
     _check_agreement({name: str(size) for name, size in sizes.items()} | dict(must_agree or {}))
-    sharing = 1
     if device.type == "cuda":
         device = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        sharing = _ranks_sharing(device, shards * replicas)
+    sharing = _ranks_sharing(device, shards * replicas)
     return Placement(ids, device, threads, shards, replicas, timeout_seconds, sharing)
 
 
@@ -201,23 +198,31 @@ def _own_gpu(rank: int) -> torch.device:
     """The GPU of this rank of its machine: the next one of those that it sees, which may be one
     that no other rank sees.
     """
-    found = torch.cuda.device_count()
-    require(found > 0, f"rank {rank} of its machine sees no GPU; use the device cpu")
-    return torch.device("cuda", rank % found)
+    return torch.device("cuda", rank % max(1, torch.cuda.device_count()))
 
 
 def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
-    """Ranks that compute on this rank's GPU. Only islands of one rank may share one, because NCCL,
-    which joins the ranks of an island, wants a GPU for each.
+    """Ranks that compute on this rank's GPU; 1 on a CPU. Only islands of one rank may share one,
+    because NCCL, which joins the ranks of an island, wants a GPU for each. Called on all ranks,
+    whatever their devices, and all raise the same error.
     """
-    own = [socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)]
+    own = "cpu"
+    if device.type == "cuda":
+        seen = torch.cuda.device_count() > 0
+        own = str(torch.cuda.get_device_properties(device).uuid) if seen else ""
     gpus = all_states(own)
-    most = max(gpus, key=gpus.count)
+    blind = [rank for rank, gpu in enumerate(gpus) if not gpu]
+    require(not blind, f"rank {blind and blind[0]} sees no GPU; use the device cpu")
+    shared = [gpu for gpu in gpus if gpu != "cpu" and gpus.count(gpu) > 1]
+    ranks = [rank for rank, gpu in enumerate(gpus) if gpu in shared[:1]]
     require(
-        gpus.count(most) == 1 or ranks_per_worker == 1,
-        f"{gpus.count(most)} ranks would share a GPU of {most[0]}, and each rank of an island "
-        "needs one of its own; start fewer ranks there, or use the device cpu",
+        not shared or ranks_per_worker == 1,
+        f"ranks {', '.join(map(str, ranks))} would share a GPU, and each rank of an island needs "
+        "one of its own; start fewer ranks there, or use the device cpu",
     )
+    if own == "cpu":
+        return 1
+    torch.cuda.set_device(device)
     return gpus.count(own)
 
 

@@ -1,1 +1,1 @@
-"""Chooses H, eta and n while a run trains, for the least time to a loss."""
+"""Chooses H while a run trains, for the least time to a loss."""
