@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.algorithms.method import OuterMemory, Syncing
@@ -174,8 +174,8 @@ class DiLoCo:
         return {
             "outer": self._outer.state_dict(),
             "workers": self._here,
-            "replicas": [all_tensors(model) if apart else [] for model in self.models],
-            "counters": [state_buffers(model, floating=False) for model in self.models],
+            "apart": apart,
+            "replicas": [_kept(model, apart) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
             "samples": self._samples,
             "counted": self._counted,
@@ -190,21 +190,19 @@ class DiLoCo:
         Raises:
             ValueError: It is that of other workers, or was saved with other error feedback.
         """
-        own = state["workers"] == self._here
+        own, apart = state["workers"] == self._here, state["apart"]
         require(
-            own or not any([*state["replicas"], *state["residuals"]]),
+            own or not (apart or any(state["residuals"])),
             f"the state is that of workers {state['workers']}, and here are {self._here}, which "
             "differ from them; let each rank save its own state and load it",
         )
         self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
-        if not any(state["replicas"]):
+        if not apart:
             self._outer.copy_all_to_workers(self._replicas)
         if own:
             for index, model in enumerate(self.models):
-                copy_all(state["counters"][index], state_buffers(model, floating=False))
-                if state["replicas"][index]:
-                    copy_all(state["replicas"][index], all_tensors(model))
+                copy_all(state["replicas"][index], _kept(model, apart))
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
         self._samples, self._counted, self._inner_steps = (
             list(state["samples"]),
@@ -250,3 +248,8 @@ class DiLoCo:
         total = sum(count for (count,) in everyone.values())
         require(total > 0, "samples must not be 0 on every worker for all steps of a round")
         return [count / total for count in counts]
+
+
+def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
+    """What a state keeps of a replica: all of it, or what is its own where all are alike."""
+    return all_tensors(model) if apart else state_buffers(model, floating=False)

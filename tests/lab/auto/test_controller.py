@@ -91,6 +91,9 @@ def test_a_choice_uses_the_medians_of_the_rounds_since_the_last() -> None:
 def test_nothing_is_chosen_from_nothing() -> None:
     assert Run().values([None, None]) == [20, 20], "no trainer has two workers"
     assert Run().update(measured(9.0), 1) is None, "the first round does not count"
+    still = Run(every=3)
+    for number, sync in enumerate([0.0, 0.0, 1.0], start=4):
+        assert still.update(measured(sync, step_seconds=0.0), number) is None, "a clock stood still"
     run = Run(every=2)
     run.update(measured(9.0), 3)
     run.controller.forget()

@@ -70,9 +70,9 @@ class AutoController:
         if rounds_done > 1:
             self._rounds = [*self._rounds, measured][-self._auto.every :]
         syncs = [row.sync_seconds for row in self._rounds if row.sync_seconds is not None]
-        if rounds_done % self._auto.every or not any(syncs):
+        sync = median(syncs) if syncs else 0.0
+        if rounds_done % self._auto.every or not sync:
             return None
-        sync = median(syncs)
         step = median(row.step_seconds for row in self._rounds)
         cost = self._auto.sync_cost
         wanted = sync * (1 - cost) / (cost * step) if step else math.inf
