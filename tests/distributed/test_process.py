@@ -244,6 +244,7 @@ def test_ranks_of_an_island_have_a_gpu_each() -> None:
 def some_without_a_gpu() -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: int(dist.get_rank() == 0))
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(
             torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-0")
         )

@@ -208,8 +208,10 @@ def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
     """
     own = "cpu"
     if device.type == "cuda":
-        seen = torch.cuda.device_count() > 0
-        own = str(torch.cuda.get_device_properties(device).uuid) if seen else ""
+        own = ""
+        if torch.cuda.device_count() > 0:
+            torch.cuda.set_device(device)  # First, or a context could be made on another GPU.
+            own = str(torch.cuda.get_device_properties(device).uuid)
     gpus = all_states(own)
     blind = [rank for rank, gpu in enumerate(gpus) if not gpu]
     require(not blind, f"rank {blind and blind[0]} sees no GPU; use the device cpu")
@@ -220,10 +222,7 @@ def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
         f"ranks {', '.join(map(str, ranks))} would share a GPU, and each rank of an island needs "
         "one of its own; start fewer ranks there, or use the device cpu",
     )
-    if own == "cpu":
-        return 1
-    torch.cuda.set_device(device)
-    return gpus.count(own)
+    return 1 if own == "cpu" else gpus.count(own)
 
 
 def _check_agreement(mine: dict[str, str]) -> None:
