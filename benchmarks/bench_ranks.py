@@ -21,7 +21,6 @@ from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.topk import TopK
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -171,7 +170,7 @@ def wire_formats(values: Tensor) -> dict[str, Callable[[], None]]:
         for piece in in_pieces(rows, wire):
             wire.decode(wire.encode(rows[piece]))
 
-    formats = (Int8(), Bf16(), Int4(), Int2(), Int1(), TopK())
+    formats = (Int8(), Bf16(), Int4(), Int2(), Int1())
     return {wire.key: partial(there_and_back, wire) for wire in formats}
 
 

@@ -50,7 +50,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 
 WORKER = Path(__file__).with_name("links_worker.py")
 BATCH_PER_ISLAND = 4
-FORMATS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
+FORMATS = ("fp32", "bf16", "int8", "int4", "int2")
 OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
 Flags = list[tuple[str, str]]
 ARMS: dict[str, tuple[str, Flags]] = {

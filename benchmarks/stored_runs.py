@@ -71,7 +71,6 @@ TRAINERS = (
     "batch.grow_only=true merge.requested_batch=sum wire.format=fp32"
 )
 STREAMING = f"{SPREAD} streaming.fragments=2 streaming.tau=5 streaming.alpha=0.5"
-TOPK = f"{SPREAD} wire.format=topk"
 ADLOCO, DILOCO = (str(REPRODUCE / f"{name}.toml") for name in ("adloco", "diloco"))
 FORMATS = ("bf16", "int8", "int4", "int2", "int1")
 ARMS = {
@@ -81,13 +80,6 @@ ARMS = {
     "diloco": (DILOCO, SPREAD),
     "adloco": (ADLOCO, TRAINERS),
     **{f"diloco-{name}": (DILOCO, f"{SPREAD} wire.format={name}") for name in FORMATS},
-    "diloco-topk": (DILOCO, f"{TOPK} wire.density={1 / 16} wire.feedback_decay=0.9"),
-    "diloco-topk-64": (DILOCO, f"{TOPK} wire.density={1 / 64} wire.feedback_decay=0.9"),
-    # Residuals are in memory of their own, as is usual, not in the parameters.
-    "diloco-topk-64-behind": (
-        DILOCO,
-        f"{TOPK} wire.density={1 / 64} wire.feedback_decay=0.95 wire.feedback=memory",
-    ),
     # One trainer from the start: the norm test alone.
     "norm-test": (ADLOCO, f"{SPREAD} batch.minimum={BATCH} merge.policy=none"),
     "adloco-int4": (ADLOCO, f"{TRAINERS} wire.format=int4"),

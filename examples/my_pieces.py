@@ -62,7 +62,6 @@ class Fp16:
 
     block = 64
     block_bytes = 2 * block
-    sums_in_blocks = True
 
     def encode(self, values: Tensor) -> Tensor:
         return values.clamp(-65504, 65504).half().view(torch.uint8)

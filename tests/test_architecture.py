@@ -241,7 +241,6 @@ PUBLIC = {
     "SwitchMode",
     "Syncing",
     "TensorSource",
-    "TopK",
     "TrainedRun",
     "estimate",
     "group_moments",

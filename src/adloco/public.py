@@ -26,7 +26,6 @@ from adloco.distributed.wire.int1 import Int1 as Int1
 from adloco.distributed.wire.int2 import Int2 as Int2
 from adloco.distributed.wire.int4 import Int4 as Int4
 from adloco.distributed.wire.int8 import Int8 as Int8
-from adloco.distributed.wire.topk import TopK as TopK
 from adloco.errors import NonFiniteLossError as NonFiniteLossError
 from adloco.rules.batch_rules.constant import ConstantBatch as ConstantBatch
 from adloco.rules.batch_rules.norm_test import NormTest as NormTest

@@ -17,7 +17,6 @@ from adloco import (
     OuterMemory,
     OuterOptimizer,
     Streaming,
-    TopK,
     place,
 )
 from adloco.algorithms.model_state import Replica
@@ -98,7 +97,7 @@ def test_a_worker_that_has_not_moved_moves_nothing(wire: Any) -> None:
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("kept", ["params", "memory"])
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()], ids=str)
+@pytest.mark.parametrize("wire", [Bf16(), Int8(), Int4(), Int2(), Int1()], ids=str)
 def test_feedback_loses_nothing_to_rounding(
     wire: Any, workers: int, kept: Any, dtype: torch.dtype
 ) -> None:

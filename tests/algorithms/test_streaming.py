@@ -39,7 +39,6 @@ from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.topk import TopK
 from adloco.rules.merge import Merge
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
@@ -114,9 +113,10 @@ def test_one_fragment_without_overlap_is_the_plain_outer_step() -> None:
     )
 
 
-def there_and_back(values: Tensor, wire: TopK) -> Tensor:
-    padded = torch.zeros(-(-values.numel() // wire.block) * wire.block)
-    padded[: values.numel()] = values.flatten()
+def there_and_back(values: Tensor, wire: Int1) -> Tensor:
+    """Encode and decode a tensor; its last block is filled with its values, again and again."""
+    blocks = values.flatten().float().split(wire.block)
+    padded = torch.cat([block.repeat(wire.block)[: wire.block] for block in blocks])
     return (
         wire.decode(wire.encode(padded.view(-1, wire.block)))
         .flatten()[: values.numel()]
@@ -129,7 +129,7 @@ def by_hand(
     rounds: int,
     streaming: Streaming,
     shares: tuple[int, int],
-    wire: TopK | None = None,
+    wire: Int1 | None = None,
     feedback: str = "params",
 ) -> tuple[Tensor, list[Tensor]]:
     """Streaming DiLoCo with two workers, written as in the paper.
@@ -222,7 +222,7 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
 )
 def test_feedback_equals_its_definition(streaming: Streaming, kept: Any) -> None:
     """Residuals are float32, and everything else is float64."""
-    wire = TopK(chunk=16, density=1 / 8)
+    wire = Int1(block=16)
     run = language_run(streaming=streaming, wire=wire, feedback=Feedback(feedback=kept))
     list(run.rounds(3))
     state, workers = by_hand(3, streaming, (5, 4), wire, kept)
@@ -238,7 +238,7 @@ def test_a_residual_in_params_loses_nothing() -> None:
     """Whatever the wire format drops, the mean of the workers equals their plain, uncompressed
     mean.
     """
-    wire, feedback = TopK(chunk=16, density=1 / 16), Feedback(feedback_decay=1.0)
+    wire, feedback = Int1(block=16), Feedback(feedback_decay=1.0)
     run = language_run(wire=wire, feedback=feedback, outer=None)
     for _ in range(3):
         _, ends = round_with_ends(run)
@@ -254,8 +254,8 @@ def test_a_residual_in_params_loses_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("wire", "lost"),
-    [(None, 0.0), (Int8(block=8), 0.01), (Int4(block=8), 0.15), (TopK(chunk=16), 0.15)],
-    ids=["fp32", "int8", "int4", "topk"],
+    [(None, 0.0), (Int8(block=8), 0.01), (Int4(block=8), 0.15), (Int1(block=16), 0.15)],
+    ids=["fp32", "int8", "int4", "int1"],
 )
 def test_averaged_replicas_are_the_mean(wire: Any, lost: float) -> None:
     """In a lossy format the replicas' differences from the global parameters cross in at least 4
@@ -317,7 +317,7 @@ def test_averaging_weighs_by_the_samples_of_the_round_that_was() -> None:
 
 def test_a_lone_worker_stands_where_its_trainer_does() -> None:
     """Nothing is compressed for a lone worker, so it has no residual."""
-    run = language_run(workers_per_trainer=1, wire=TopK(chunk=16))
+    run = language_run(workers_per_trainer=1, wire=Int1(block=16))
     list(run.rounds(2))
     run.model(0)
 
@@ -326,13 +326,13 @@ def test_a_lone_worker_stands_where_its_trainer_does() -> None:
     "other",
     [
         {},
-        {"wire": TopK(chunk=16), "feedback": Feedback(feedback="memory")},
-        {"wire": TopK(chunk=16), "feedback": Feedback(feedback="none")},
+        {"wire": Int1(block=16), "feedback": Feedback(feedback="memory")},
+        {"wire": Int1(block=16), "feedback": Feedback(feedback="none")},
     ],
     ids=["fp32", "memory", "none"],
 )
 def test_a_state_is_for_the_same_feedback(other: dict[str, Any]) -> None:
-    first, second = language_run(wire=TopK(chunk=16)), language_run(**other)
+    first, second = language_run(wire=Int1(block=16)), language_run(**other)
     first.round()
     with pytest.raises(
         ValueError,
@@ -341,7 +341,7 @@ def test_a_state_is_for_the_same_feedback(other: dict[str, Any]) -> None:
         second.load_state_dict(first.state_dict())
     loops = [
         DiLoCo([linear(), linear()], outer=None, sync_every=1, **chain)
-        for chain in ({"wire": TopK(chunk=16)}, other)
+        for chain in ({"wire": Int1(block=16)}, other)
     ]
     with pytest.raises(
         ValueError,
@@ -374,8 +374,8 @@ def test_evaluation_is_at_the_global_parameters() -> None:
 
 @pytest.mark.parametrize(
     "diverging",
-    [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": TopK(chunk=16)}],
-    ids=["streaming", "topk"],
+    [{"streaming": Streaming(fragments=3, tau=1)}, {"wire": Int1(block=16)}],
+    ids=["streaming", "int1"],
 )
 @pytest.mark.parametrize("inner_state", ["keep", "mean", "reset"])
 def test_a_merge_finds_all_at_their_trainers_parameters(
@@ -409,7 +409,7 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
     run = language_run(
         num_trainers=2,
         workers_per_trainer=2,
-        wire=TopK(chunk=16),
+        wire=Int1(block=16),
         feedback=Feedback(feedback="memory"),
         fates=MergeFates(inner_state=fate),
         merge=MergeSmallest(count=2, every=2, first_round=2),
@@ -453,10 +453,10 @@ def test_what_waits_in_memory_has_the_fate_of_inner_state(
         (None, "auto"),
         (Int4(block=8), "auto"),
         (Int2(block=8), "auto"),
-        (TopK(chunk=16, density=0.25), "auto"),
-        (TopK(chunk=16, density=0.25), "memory"),
+        (Int1(block=16), "auto"),
+        (Int1(block=16), "memory"),
     ],
-    ids=["fp32", "int4", "int2", "topk", "topk in memory"],
+    ids=["fp32", "int4", "int2", "int1", "int1 in memory"],
 )
 @pytest.mark.parametrize(
     "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
@@ -531,8 +531,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "wire",
-    [None, Int8(block=16), Int4(block=16), Int2(block=16), TopK(chunk=16, density=0.25)],
-    ids=["fp32", "int8", "int4", "int2", "topk"],
+    [None, Int8(block=16), Int4(block=16), Int2(block=16), Int1(block=16)],
+    ids=["fp32", "int8", "int4", "int2", "int1"],
 )
 def test_a_sync_stages_a_fragment_at_a_time(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No operator of a sync makes anything larger than the largest fragment in the parameters' own
@@ -582,9 +582,9 @@ def test_cosine_and_error_of_a_round() -> None:
 
 @pytest.mark.nightly
 def test_lossy_formats_train_nearly_as_fp32_does() -> None:
-    formats = (None, Int4(), Int2(block=16), TopK(chunk=16, density=0.25))
+    formats = (None, Int4(), Int2(block=16))
     losses = [list(language_run(wire=wire).rounds(30))[-1].train_loss for wire in formats]
-    assert losses[1:] == pytest.approx([losses[0]] * 3, rel=0.02)
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -621,8 +621,8 @@ def test_huge_parameters_count_as_infinite() -> None:
 
 @pytest.mark.parametrize(
     "wire",
-    [None, Bf16(), Int8(), Int4(), Int2(), Int1(), TopK()],
-    ids=["fp32", "bf16", "int8", "int4", "int2", "int1", "topk"],
+    [None, Bf16(), Int8(), Int4(), Int2(), Int1()],
+    ids=["fp32", "bf16", "int8", "int4", "int2", "int1"],
 )
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_drop_in_names_what_is_not_finite_before_it_reaches_anyone(wire: Any, value: float) -> None:
@@ -637,7 +637,7 @@ def test_drop_in_names_what_is_not_finite_before_it_reaches_anyone(wire: Any, va
 
 
 def test_drop_in_streams_as_the_run_does() -> None:
-    streaming, wire = Streaming(fragments=2, tau=1, alpha=0.5), TopK(chunk=16, density=0.25)
+    streaming, wire = Streaming(fragments=2, tau=1, alpha=0.5), Int1(block=16)
     settings: dict[str, Any] = {
         "outer": outer_sgd(0.7, 0.6, True),
         "sync_every": 6,
@@ -780,9 +780,9 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
     ("diverging", "lost"),
     [
         ({"streaming": Streaming(tau=1, alpha=0.5)}, 0.0),
-        ({"wire": TopK(chunk=2, density=0.5)}, 0.2),
+        ({"wire": Int1(block=8)}, 0.2),
     ],
-    ids=["streaming", "topk"],
+    ids=["streaming", "int1"],
 )
 def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> None:
     """In a lossy format differences of up to 4 cross in 4 bits a value."""
@@ -790,7 +790,7 @@ def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> No
     diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **diverging)
     for _ in range(2):
         for model, move in zip(models, (1.0, 2.0), strict=True):
-            model.weight.data += move  # type: ignore[operator]
+            model.weight.data += move * torch.tensor([1.0, 0.5, 0.25])  # type: ignore[operator]
         diloco.step(samples=[3, 1])
     mean = 0.75 * models[0].weight.detach() + 0.25 * models[1].weight.detach()
     assert not models[0].weight.equal(models[1].weight)  # type: ignore[operator]

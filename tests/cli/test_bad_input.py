@@ -274,8 +274,8 @@ def test_another_text_than_the_run_began_with(
         ("total_tokens = 2000", "total_tokens = 9000"),
         # It has settings that the run knows nothing of.
         (
-            'format = "int2"\nblock = 256\n',
-            'format = "topk"\n',
+            'rule = "norm-test"\neta = 3.5\nestimator = "unbiased"\n',
+            'rule = "ramp"\nfirst = 4\nlast = 8\nover_samples = 100\n',
         ),
     ],
 )

@@ -281,7 +281,7 @@ TRAVELLING = [
     "--streaming.tau",
     "19",
     "--wire.format",
-    "topk",
+    "int1",
     "--method.sync_every",
     "40",
     "--run.tokens",

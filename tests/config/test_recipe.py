@@ -245,7 +245,7 @@ def test_a_wire_that_carries_nothing_is_said() -> None:
         ("adloco", [], False),
         ("adloco", [("merge.policy", "none")], True),
     ]:
-        built = build_recipe(override(read_values(recipe), [("wire.format", "topk"), *flags]))
+        built = build_recipe(override(read_values(recipe), [("wire.format", "int1"), *flags]))
         assert (built.unused != "") is unused
         assert built.keeps_residuals is not unused
         assert (
@@ -260,7 +260,7 @@ def test_feedback_that_keeps_nothing_is_said() -> None:
         ([("wire.format", "int4"), ("wire.feedback_decay", "1")], True),
         ([("wire.format", "int4"), ("wire.feedback", "none")], False),
         ([("wire.format", "int4"), ("wire.feedback", "memory")], False),
-        ([("wire.format", "topk"), ("wire.feedback_decay", "1")], False),
+        ([("wire.format", "int1"), ("wire.feedback_decay", "1")], False),
     ]:
         recipe = build_recipe(override(read_values("diloco"), flags))
         assert ("wire.feedback_decay change nothing" in recipe.unused) is unused
@@ -271,7 +271,7 @@ def test_feedback_that_keeps_nothing_is_said() -> None:
     [("error_feedback", "feedback_decay"), ("residual_in_params", "feedback")],
 )
 def test_other_names_of_feedback_are_refused_with_the_setting(old: str, new: str) -> None:
-    flags = [("wire.format", "topk"), (f"wire.{old}", "1")]
+    flags = [("wire.format", "int1"), (f"wire.{old}", "1")]
     with pytest.raises(ValueError, match=rf"did you mean wire.{new}\?") as caught:
         build_recipe(override(read_values("diloco"), flags))
     assert len(str(caught.value).splitlines()) == 1

@@ -25,9 +25,9 @@ from adloco.distributed.dtensor import local
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.feedback import Feedback
+from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
-from adloco.distributed.wire.topk import TopK
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,
@@ -253,9 +253,9 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "lossy: int4, workers that move": lambda: moving(
         wire=Int4(block=8), feedback=Feedback(feedback="params", feedback_decay=1.0)
     ),
-    "lossy: topk, streaming": lambda: result(streaming(wire=TopK(chunk=16, density=1 / 4)), 4),
-    "lossy: topk, residuals in memory": lambda: result(
-        streaming(wire=TopK(chunk=16, density=1 / 4), feedback=Feedback(feedback="memory")), 4
+    "lossy: int1, streaming": lambda: result(streaming(wire=Int1(block=16)), 4),
+    "lossy: int1, residuals in memory": lambda: result(
+        streaming(wire=Int1(block=16), feedback=IN_MEMORY), 4
     ),
 }
 

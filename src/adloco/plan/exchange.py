@@ -1,7 +1,6 @@
 """Traffic between the workers of a recipe in a round."""
 
 from adloco.config.sections import Recipe
-from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.plain import PlainWire
 from adloco.distributed.wire.wire_format import WireFormat
@@ -39,6 +38,5 @@ def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) ->
 
 def bytes_of_mean(wire: WireFormat | None, parameters: float, workers: int) -> float:
     """Bytes that leave each worker for a mean over all of them; wire None: in float32."""
-    if wire is None:
-        return ring(workers) * 4 * parameters
-    return crossings(wire, workers) * wire.block_bytes / wire.block * parameters
+    each = 4 if wire is None else wire.block_bytes / wire.block
+    return ring(workers) * each * parameters

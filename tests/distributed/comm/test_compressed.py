@@ -26,7 +26,6 @@ from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.topk import TopK
 from adloco.distributed.wire.wire_format import WireFormat
 from tests.problems import cases, outer_sync, sync_all
 
@@ -37,8 +36,7 @@ FORMATS: dict[str, tuple[WireFormat, Feedback]] = {
     "int4 feedback": (Int4(), Feedback(feedback="memory", feedback_decay=1.0)),
     "int2": (Int2(), Feedback()),
     "int1": (Int1(), Feedback()),
-    "topk": (TopK(chunk=256, density=1 / 16), Feedback(feedback="memory")),
-    "topk, residual in params": (TopK(chunk=256, density=1 / 16), Feedback()),
+    "int1, residual in memory": (Int1(), Feedback(feedback="memory")),
 }
 RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]
@@ -64,14 +62,12 @@ def problem(workers: int, seed: int = 0) -> tuple[list[Tensor], list[list[Tensor
 
 
 def in_format(values: Tensor, wire: WireFormat) -> Tensor:
-    """Encode and decode a tensor; its last block is filled with its values, again and again, or
-    with zeros if the format is sparse.
-    """
+    """Encode and decode a tensor; its last block is filled with its values, again and again."""
     rows = -(-values.numel() // wire.block)
     padded = torch.zeros(rows * wire.block)
     padded[: values.numel()] = values.flatten()
     own = values.flatten()[(rows - 1) * wire.block :]
-    for index in range(values.numel(), len(padded)) if wire.sums_in_blocks else ():
+    for index in range(values.numel(), len(padded)):
         padded[index] = own[(index - values.numel()) % len(own)]
     return (
         wire.decode(wire.encode(padded.view(rows, wire.block)))
@@ -96,7 +92,7 @@ def by_hand(
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * decay
-    if not compression.sums_again(wire, len(weights)):
+    if not compression.sums_again(len(weights)):
         return added
     sent = [in_format(total, wire) for total in added]
     for index, (total, summed) in enumerate(zip(added, sent, strict=True)):
@@ -176,12 +172,12 @@ def test_equals_the_definition(wire: WireFormat, feedback: Feedback) -> None:
 @pytest.mark.parametrize(
     ("wire", "workers"),
     [
-        (TopK(chunk=256, density=1 / 16), 2),
+        (Int1(), 2),
         (Int8(), 2),
         (Int2(), 4),
         (Int1(), 3),
     ],
-    ids=["topk", "int8", "int2", "int1"],
+    ids=str,
 )
 def test_feedback_loses_nothing(wire: WireFormat, workers: int) -> None:
     """All that was sent plus what is kept equals what had to be sent, up to rounding, also where
@@ -238,11 +234,8 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat, feedback: Feedback) -> 
     summed(Comm(Islands(workers=[4], traffic=traffic)), origin, params, weights, wire, residuals)
     blocks = sum(-(-tensor.numel() // wire.block) for tensor in origin)
     assert traffic.between == 4 * blocks * wire.block_bytes
-    # In shares: each byte to its owner but for the own share, and each sum to three others.
-    # Otherwise each byte to three others.
-    assert traffic.sent == pytest.approx(
-        traffic.between * (1.5 if compression.sums_again(wire, 4) else 3)
-    )
+    # Each byte to its owner but for the own share, and each sum to three others.
+    assert traffic.sent == pytest.approx(traffic.between * 1.5)
 
 
 def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:
@@ -355,7 +348,7 @@ def random_buckets(seeds: Sequence[int]) -> list[str]:
             None,
             Int8(block=rng.choice([1, 3, 32])),
             Int2(block=rng.choice([4, 32])),
-            TopK(chunk=rng.choice([2, 64]), density=0.5),
+            Int1(block=rng.choice([8, 64])),
         ):
             outer = outer_sync(start, None, fragments, wire=wire)
             here = placement.local(range(workers))

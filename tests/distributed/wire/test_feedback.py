@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adloco import Bf16, Feedback, Int1, Int2, Int4, Int8, TopK
+from adloco import Bf16, Feedback, Int1, Int2, Int4, Int8
 from adloco.algorithms.model_state import Replica
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
@@ -30,7 +30,6 @@ class WholeNumbers:
 
     block = 4
     block_bytes = 4
-    sums_in_blocks = False
 
     def encode(self, values: Tensor) -> Tensor:
         return (values / self.unit).trunc().clamp(-127, 127).to(torch.int8).view(torch.uint8)
@@ -48,7 +47,6 @@ class WholeNumbers:
         *((Int4(block=block), "none") for block in (2, 10, 128, 1 << 16)),
         *((Int2(block=block), "params") for block in (4, 12, 128, 1 << 16)),
         *((Int1(block=block), "params") for block in (8, 256, 1 << 16)),
-        *((TopK(chunk=64, density=density), "params") for density in (1e-9, 1 / 16, 1.0)),
         (WholeNumbers(), "params"),
     ],
     ids=str,

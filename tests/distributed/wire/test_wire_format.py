@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
 
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.topk import TopK
 from adloco.distributed.wire.wire_format import WireFormat, largest_whole
 
 FORMATS: list[WireFormat] = [
@@ -34,12 +32,6 @@ FORMATS: list[WireFormat] = [
     Int1(),
     Int1(block=8),
     Int1(block=40),
-    TopK(),
-    TopK(chunk=256),
-    TopK(chunk=64, density=0.25),
-    TopK(chunk=8, density=1.0),
-    TopK(chunk=2),
-    TopK(chunk=1024, density=1e-9),
 ]
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
 Generator = np.random.Generator
@@ -135,7 +127,6 @@ def test_no_blocks(wire: WireFormat) -> None:
 
 
 def test_sizes() -> None:
-    """TopK of 4096: 64 values of 12 + 2 bits are 112 bytes, 256 are 448, and two bfloat16."""
     formats = (Bf16(), Int8(), Int4(), Int2(), Int1())
     assert [(wire.block, wire.block_bytes) for wire in formats] == [
         (64, 128),
@@ -144,13 +135,8 @@ def test_sizes() -> None:
         (128, 36),
         (256, 34),
     ]
-    assert (TopK().block, TopK().block_bytes, TopK(density=1 / 64).block_bytes) == (4096, 452, 116)
     assert Int8(block=100).block_bytes == 104
     assert Int4(block=100).block_bytes == 54
-    assert TopK(chunk=65536, density=1e-9).block_bytes == 4 + 3  # One value of 16 + 2 bits.
-    assert TopK(chunk=8, density=1.0).block_bytes == 4 + 5  # Eight of 3 + 2 bits.
-    assert TopK(chunk=8, density=0.3).kept == 2
-    assert [wire.sums_in_blocks for wire in (*formats, TopK())] == [True] * 5 + [False]
 
 
 def test_layouts_by_hand() -> None:
@@ -172,10 +158,6 @@ def test_layouts_by_hand() -> None:
         [2, *one[1:], 0x77, 0x77, 0x77, 0x7F]
     ]
     assert Int4(block=4).encode(torch.zeros(1, 4)).tolist() == [[3, 0, 0, 0, 0x77, 0x77]]
-    # Entries of 3 + 2 bits, the largest first: 5 of -1 is 5 * 4 + 3 = 23, 2 of 0.5 is 2 * 4 = 8.
-    # Together 23 + 8 * 32 = 279 = 256 + 23.
-    chunk = torch.tensor([[0.0, 0.0, 0.5, 0.0, 0.0, -1.0, 0.0, 0.0]])
-    assert TopK(chunk=8, density=0.25).encode(chunk).tolist() == [[0x80, 0x3F, 0x00, 0x3F, 23, 1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -372,101 +354,6 @@ def test_int1_layout_by_hand() -> None:
     ]
 
 
-def expected_top_k(row: list[float], kept: int) -> list[float]:
-    """Top-k by sorting, with means that round only at the end."""
-    order = sorted(range(len(row)), key=lambda index: (-abs(row[index]), index))
-    chosen = [index for index in order[:kept] if row[index] != 0]
-    split = math.fsum(abs(row[index]) for index in chosen) / max(1, len(chosen))
-    result = [0.0] * len(row)
-    for group in (
-        [i for i in chosen if abs(row[i]) >= split],
-        [i for i in chosen if abs(row[i]) < split],
-    ):
-        if group:
-            mean = nearest_bf16(
-                float(np.float32(math.fsum(abs(row[index]) for index in group) / len(group)))
-            )
-            for index in group:
-                result[index] = math.copysign(mean, row[index])
-    return result
-
-
-SPARSE = [
-    (2, 1 / 64),
-    (8, 0.5),
-    (8, 1.0),
-    (64, 0.25),
-    (256, 1 / 64),
-    (1024, 0.03),
-    (4096, 1 / 64),
-    (65536, 1 / 512),
-]
-
-
-@pytest.mark.parametrize(("chunk", "density"), SPARSE)
-@pytest.mark.parametrize("kind", KINDS)
-def test_top_k_is_what_sorting_gives(kind: str, chunk: int, density: float) -> None:
-    wire = TopK(chunk=chunk, density=density)
-    values = blocks_of(kind, wire, numbers=1000)[: 1 if chunk == 65536 else None]
-    for row, decoded in zip(values, sent(wire, values), strict=True):
-        assert decoded.tolist() == expected_top_k(row.tolist(), max(1, round(chunk * density)))
-
-
-@pytest.mark.parametrize(("chunk", "density"), SPARSE[:-1])
-@pytest.mark.parametrize("kind", KINDS)
-def test_top_k_contracts(kind: str, chunk: int, density: float) -> None:
-    wire = TopK(chunk=chunk, density=density)
-    values = blocks_of(kind, wire)
-    for row, decoded in zip(
-        values.astype(np.float64), sent(wire, values).astype(np.float64), strict=True
-    ):
-        scale = max(np.abs(row).max(), SMALLEST)
-        error, norm = ((decoded / scale - row / scale) ** 2).sum(), ((row / scale) ** 2).sum()
-        means = np.abs(decoded[decoded != 0])
-        normal = len(means) == min(wire.kept, np.count_nonzero(row)) and (means >= 2.0**-126).all()
-        assert error <= (1 - normal * (1 - 2.0**-16) / chunk) * norm * (1 + 1e-12)
-
-
-def test_top_k_takes_the_first_of_equal_ones() -> None:
-    """Signs do not matter: of the three values kept, one is the 3 at the end, and the others are
-    the first two of six twos.
-    """
-    wire = TopK(chunk=8, density=3 / 8)
-    row = torch.tensor([[1.0, -2.0, 2.0, 2.0, -2.0, 2.0, 2.0, 3.0]])
-    # Mean of 3, 2, 2 is 2.33: 3 is above, the twos below.
-    assert wire.decode(wire.encode(row)).tolist() == [[0.0, -2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0]]
-    equal = torch.full((2, 4096), -0.5)
-    assert wire_indices(TopK(), equal) == [list(range(256))] * 2
-
-
-def wire_indices(wire: WireFormat, values: Tensor) -> list[list[int]]:
-    return [row.nonzero().flatten().tolist() for row in wire.decode(wire.encode(values))]
-
-
-@pytest.mark.parametrize("chunk", [2**power for power in range(1, 17)])
-def test_every_index_survives_packing(chunk: int) -> None:
-    """Chosen at random, the last index among them, with random signs and magnitudes of two sizes,
-    which come back exactly.
-    """
-    rng = np.random.default_rng(chunk)
-    wire = TopK(chunk=chunk, density=min(1.0, 23 / chunk))
-    row = np.zeros((3, chunk), dtype=np.float32)
-    for values in row:
-        index = np.append(rng.choice(chunk - 1, size=wire.kept - 1, replace=False), chunk - 1)
-        values[index] = rng.choice([-3.0, 3.0, -0.125, 0.125], size=wire.kept)
-    assert sent(wire, row).tolist() == row.tolist()
-
-
-def test_fewer_values_than_are_kept() -> None:
-    """Unused places repeat the largest value, wherever it is."""
-    wire = TopK(chunk=16, density=0.5)
-    for index in range(16):
-        row = np.zeros((1, 16), dtype=np.float32)
-        row[0, index] = -4.0
-        row[0, (index + 5) % 16] = 1.0
-        assert sent(wire, row).tolist() == row.tolist()
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -483,15 +370,6 @@ def test_fewer_values_than_are_kept() -> None:
             lambda: Int1(block=1 << 17),
             "block must be a multiple of 8 and from 8 to 65536, got 131072",
         ),
-        (lambda: TopK(chunk=1), "chunk must be a power of two from 2 to 65536, got 1"),
-        (lambda: TopK(chunk=-4), "chunk must be a power of two from 2 to 65536, got -4"),
-        (lambda: TopK(chunk=1000), "chunk must be a power of two from 2 to 65536, got 1000"),
-        (
-            lambda: TopK(chunk=1 << 17),
-            "chunk must be a power of two from 2 to 65536, got 131072",
-        ),
-        (lambda: TopK(density=0.0), "density must be in (0, 1], got 0.0"),
-        (lambda: TopK(density=1.5), "density must be in (0, 1], got 1.5"),
     ],
 )
 def test_bad_values(build: Callable[[], WireFormat], message: str) -> None:

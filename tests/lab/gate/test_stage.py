@@ -15,7 +15,7 @@ from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
-from adloco.distributed.wire.topk import TopK
+from adloco.distributed.wire.int1 import Int1
 from adloco.lab.gate.option import Gate
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
@@ -124,7 +124,7 @@ def test_a_gate_changes_nothing_without_a_bad_worker() -> None:
     assert sent[1] - sent[0] == 4 * 8 * BUCKETS
 
 
-@pytest.mark.parametrize("wire", [None, Int4(), TopK(chunk=16, density=0.5)])
+@pytest.mark.parametrize("wire", [None, Int4(), Int1(block=16)])
 def test_a_worker_that_is_left_out_leaves_no_trace(wire: Any) -> None:
     """Nor does it come back as a residual: the others train as if it had not moved."""
     rounds = []

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks, sums_again
+from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks
 from adloco.distributed.comm.buckets import Contributions, bucket_indices, rounded_origin, sum_dtype
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
@@ -53,7 +53,7 @@ class CompressedSum:
     @torch.no_grad()
     def transfer(self) -> None:
         wire, islands, stats = self._wire, self._islands, self.stats
-        times = crossings(wire, islands.num_workers)
+        times = ring(islands.num_workers)
         for (sharded, _), rows, blocks in zip(self._buckets, self._rows, self._blocks, strict=True):
             mine = islands.slices(blocks, sharded)
             rows = rows[islands.part(len(rows.owners), sharded)]
@@ -189,11 +189,3 @@ class CompressedSum:
             (index, part.reshape(-1)[: shard.numel()].view_as(shard))
             for index, part, shard in zip(indices, rows, shards, strict=True)
         ]
-
-
-def crossings(wire: WireFormat, workers: int) -> float:
-    """Number of times that each byte of a worker's blocks leaves the worker.
-
-    As often as in a ring if sums are encoded again, else once for every other worker.
-    """
-    return ring(workers) if sums_again(wire, workers) else workers - 1

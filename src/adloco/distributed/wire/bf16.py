@@ -24,7 +24,6 @@ class Bf16:
 
     block = 64
     block_bytes = 2 * block
-    sums_in_blocks = True
 
     def encode(self, values: Tensor) -> Tensor:
         return to_bytes(to_bf16(values))

@@ -43,8 +43,8 @@ class Feedback:
     )
     """Treatment of what a sync leaves unsent. none: it is lost. memory: the worker keeps it
     in memory of its own and adds it to what is sent next. params: the worker keeps it in its
-    parameters, which are then ahead of the global ones. auto: params if the format leaves out
-    values or has fewer than 4 bits for each (int1, int2 and topk), else none."""
+    parameters, which are then ahead of the global ones. auto: params if the format has fewer
+    than 4 bits for each value (int1 and int2), else none."""
     feedback_decay: float = setting(0.9, aliases=("error_feedback",))
     """Fraction of what a sync leaves unsent that the worker keeps, with feedback memory or params;
     1: all of it."""
@@ -68,4 +68,4 @@ class Feedback:
         if self.feedback != "auto":
             return self.feedback
         few_bits = 8 * (wire.block_bytes - SCALE_BYTES) < 4 * wire.block
-        return "params" if few_bits or not wire.sums_in_blocks else "none"
+        return "params" if few_bits else "none"

@@ -50,8 +50,6 @@ class Int1:
     share a byte; at most 65536.
     """
 
-    sums_in_blocks = True
-
     def __post_init__(self) -> None:
         whole = 8 <= self.block <= 1 << 16 and self.block % 8 == 0
         require_setting(whole, self, "block", "must be a multiple of 8 and from 8 to 65536")

@@ -37,10 +37,11 @@ class Int2:
 
     The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block if
     the two means are normal numbers and absmax >= 2^-100, and <= |x|^2 otherwise, apart from
-    rounding in float32. Proof: let S be the sum of the block's magnitudes, so |x|^2 <= max |x_i| S
-    <= S^2. As in `TopK`, what is left is |x|^2 less the sum of S_g^2 / n_g over the groups, which
-    is at least S^2 / block (Cauchy-Schwarz). Of the large ones alone it is at least |x|^2 / block
-    too, because S_g >= n_g S / block and S_g >= max |x_i|.
+    rounding in float32. Proof: for a group of n_g magnitudes x_i whose sum is S_g and whose mean
+    a_g is sent as (1 + d) a_g, |d| <= 2^-8, sum (x_i - (1 + d) a_g)^2 = sum x_i^2 - (1 - d^2) S_g^2
+    / n_g. Let S be the sum of the block's magnitudes, so |x|^2 <= max |x_i| S <= S^2. Both groups
+    have sum S_g^2 / n_g >= S^2 / block (Cauchy-Schwarz). The large ones alone have at least |x|^2 /
+    block, because S_g >= n_g S / block and S_g >= max |x_i|.
 
     Magnitudes are rounded to whole numbers (`in_whole_numbers`), whose sums are exact, so every
     device makes the same bytes.
@@ -52,8 +53,6 @@ class Int2:
     """Values that share two magnitudes, which take 4 bytes. A multiple of 4, because four values
     share a byte; at most 65536.
     """
-
-    sums_in_blocks = True
 
     def __post_init__(self) -> None:
         whole = 4 <= self.block <= 1 << 16 and self.block % 4 == 0

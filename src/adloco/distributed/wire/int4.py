@@ -58,8 +58,6 @@ class Int4:
     most 65536.
     """
 
-    sums_in_blocks = True
-
     def __post_init__(self) -> None:
         whole = 2 <= self.block <= 1 << 16 and self.block % 2 == 0
         require_setting(whole, self, "block", "must be even and from 2 to 65536")

@@ -29,8 +29,6 @@ class Int8:
     block: int = 256
     """Values that share a scale, which takes 4 bytes."""
 
-    sums_in_blocks = True
-
     def __post_init__(self) -> None:
         require_range(self, "block", at_least=1, at_most=1 << 16)
 

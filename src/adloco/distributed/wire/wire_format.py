@@ -5,8 +5,7 @@ keeps what encoding loses (`Feedback`).
 
 `Bf16` halves what is sent. INTELLECT-1 sent `Int8` between continents (arXiv 2412.01152), and
 Streaming DiLoCo 4 bits a value (arXiv 2501.18512), which `Int4` does with other levels. `Int2` has
-2, and `Int1` 1. `TopK` sends the largest values of each chunk, as SparseLoCo does (arXiv
-2508.15706). 2 bits need error feedback (MuLoCo, arXiv 2505.23725).
+2, which need error feedback (MuLoCo, arXiv 2505.23725), and `Int1` 1.
 """
 
 from __future__ import annotations
@@ -40,15 +39,6 @@ class WireFormat(Protocol):
         """Bytes of an encoded block."""
         ...
 
-    @property
-    def sums_in_blocks(self) -> bool:
-        """True if the sum of several workers' values is encoded in this format and sent on.
-
-        False if every worker receives the blocks of all others and adds them up itself, because a
-        sum of sparse blocks is not sparse.
-        """
-        ...
-
     def encode(self, values: Tensor) -> Tensor:
         """Encode blocks. The bytes of a block depend on its values alone.
 
@@ -73,13 +63,11 @@ class WireFormat(Protocol):
 
 
 def at_least(wire: WireFormat | None, floor: WireFormat) -> WireFormat | None:
-    """The wire format, or `floor` if the format is sparse or has fewer bits for each value.
+    """The wire format, or `floor` if the format has fewer bits for each value.
 
     None if nothing is encoded.
     """
-    if wire is None or (
-        wire.sums_in_blocks and wire.block_bytes * floor.block >= floor.block_bytes * wire.block
-    ):
+    if wire is None or wire.block_bytes * floor.block >= floor.block_bytes * wire.block:
         return wire
     return floor
 
