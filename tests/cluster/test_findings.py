@@ -120,6 +120,10 @@ def test_folders_and_disks() -> None:
 def test_clocks_add_up_along_the_ring() -> None:
     found = findings.clock(links(1e8, 1e8, 1e8, ahead=-3.25), HOSTS)
     check(found, "warning", "clocks of node0 and node1 differ by 3.2 s")
+    first, second, last = links(1e8, 1e8, 1e8, ahead=0.9)
+    second = replace(second, clock_seconds=-1.8)  # One is 0.9 s ahead of the first, one behind.
+    found = findings.clock([first, second, last], HOSTS)
+    check(found, "warning", "clocks of node1 and node2 differ by 1.8 s")
 
 
 def test_the_slowest_link_counts() -> None:

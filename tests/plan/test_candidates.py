@@ -1,5 +1,7 @@
 """What a plan considers."""
 
+from pathlib import Path
+
 import pytest
 
 from adloco.plan.candidates import candidates
@@ -53,3 +55,11 @@ def test_a_whole_model_in_flight_is_a_candidate_if_it_is_asked_for() -> None:
 def test_no_candidate_is_refused() -> None:
     with pytest.raises(ValueError, match="no candidate is left"):
         candidates(["diloco"], [*ONE, ("streaming.tau", "50")], CLUSTER)
+
+
+def test_batches_that_follow_a_plan_of_their_own_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "seesaw.toml"
+    file.write_text('[batch]\nrule = "seesaw"\n')
+    for name, more in ((str(file), []), ("diloco", [("batch.rule", "seesaw")])):
+        with pytest.raises(ValueError, match="must be constant or norm-test, got 'seesaw' for"):
+            candidates([name], [*ONE, *more], CLUSTER)

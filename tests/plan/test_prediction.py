@@ -132,6 +132,24 @@ def test_equal_progress() -> None:
     assert parallel.spread is None
 
 
+def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
+    """However many begin, all workers of eight islands sync with one another in the end. Trainers
+    that never merge make the progress each by itself, with as many workers as each has.
+    """
+    cluster = Cluster(islands=8, bandwidth="1gbit", samples_per_second={8: 16.0})
+    budget = [*ONE, ("run.tokens", "100000000"), ("batch.initial", "16")]
+    budget += [("method.num_trainers", trainers) for trainers in ("1", "2", "4")]
+    found = candidates(["diloco"], [*budget, ("merge.policy", "smallest")], cluster)
+    target = tokens_target(found, parameters=1e6, noise_scale=8.0)
+    assert len({predict(one, WORKLOAD, cluster, target).tokens for one in found}) == 1
+    apart = candidates(["diloco"], budget, cluster)
+    each = 1e8 / (16 * apart[0].recipe.data.context_tokens * 50)
+    for one, trainers in zip(apart, (1, 2, 4), strict=True):
+        behind = gap(1e6, 1e8, 8 // trainers, each).expected
+        wanted = pytest.approx(trainers * 1e8 * times_tokens(behind))
+        assert target.tokens(one.recipe, 16) == wanted
+
+
 def test_only_batches_that_are_trained_are_named() -> None:
     """On 16 islands the recipe's 8 samples a step become 16, one on each."""
     cluster = Cluster(islands=16, bandwidth="1gbit", samples_per_second={8: 16.0})

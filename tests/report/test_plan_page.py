@@ -150,6 +150,7 @@ def test_the_recipe_trains_the_recommendation_to_its_tokens(plan: Plan, folder: 
     assert read.run.tokens == chosen.tokens
     recipe = chosen.candidate.recipe
     assert read == replace(recipe, run=replace(recipe.run, tokens=read.run.tokens))
+    assert read.learning_rate.total_tokens == 0, "the rate falls with the new budget"
 
 
 def test_the_page_opens_offline_and_says_all(plan: Plan, folder: Path) -> None:

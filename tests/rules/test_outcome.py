@@ -14,6 +14,15 @@ def test_a_loss_above_its_start_is_no_success() -> None:
     assert "ended at 3.1000, above 3.0000 in its first evaluation" in said(3.0, 2.0, 3.1)
 
 
+def test_losses_of_other_texts_are_not_compared() -> None:
+    """After an island was dropped, the loss is that of the other one's text, which is harder."""
+    islands = [{"island": "easy"}, {"island": "hard"}]
+    both = {"val_loss": 4.0, "train_loss": 4.0, "islands": islands}
+    alone = [{"val_loss": loss, "train_loss": 4.0, "islands": islands[1:]} for loss in (4.4, 4.2)]
+    assert no_success([both, *alone]) == ""
+    assert "above 4.4000" in no_success([both, *alone, alone[0] | {"val_loss": 4.5}])
+
+
 def test_one_evaluation_says_nothing() -> None:
     assert no_success([]) == said(3.0) == said(None, 3.0) == ""
 

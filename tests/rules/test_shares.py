@@ -45,6 +45,7 @@ def test_speeds_are_bounded_and_smoothed() -> None:
     rule = SpeedShares(smoothing=0.5, limit=4.0)
     assert split(rule, 16, [3, 5], {}, minimum=1, maximum=None) == [8, 8]
     assert split(rule, 16, [3, 5], {3: 30.0, 5: 10.0}, minimum=1, maximum=None) == [12, 4]
+    assert rule.weights([0, 1], {0: 1.0, 1: 10.0}) == [5.5 / 4, 10.0], "the median of two: 5.5"
     # Median 10: a worker that is 1000 times slower counts as 4 times slower; one not measured yet
     # counts as the median.
     assert split(rule, 27, [0, 1, 2, 3], {0: 10.0, 1: 10.0, 2: 0.01}, minimum=1, maximum=None) == [

@@ -94,6 +94,8 @@ def test_what_was_changed_trains_as_if_the_run_had_begun_with_it(
         TrainingRun.resume(tmp_path / "run", [("data.skip_samples", "3")])
     with pytest.raises(ValueError, match="--inner.weight_decay cannot change when a run is"):
         TrainingRun.resume(tmp_path / "run", [("inner.weight_decay", "0.5")])
+    with pytest.raises(ValueError, match="--evaluation.windows cannot change"):  # Losses of others.
+        TrainingRun.resume(tmp_path / "run", [("evaluation.windows", "0")])
 
 
 def test_a_run_that_has_spent_its_budget_takes_no_other_settings(

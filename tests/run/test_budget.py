@@ -120,6 +120,18 @@ def test_a_budget_of_unusual_size_is_noticed(
     assert json.loads((tmp_path / "usual" / "environment.json").read_text())["notices"] == []
 
 
+def test_a_schedule_that_ends_with_another_budget_is_noticed(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe of a run's folder has the end of its schedule as a number."""
+    assert main(["train", "diloco", *small, "--run.tokens", "2048"]) == 0
+    own = [*small, "--run.tokens", "4096", "--run.folder", str(tmp_path / "longer")]
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "run" / "recipe.toml"), *own]) == 0
+    expected = "learning_rate.total_tokens is 2,048 and run.tokens 4,096, so the learning rate does"
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -> None:
     """Bit for bit, where its first part ends with a whole round: 4096 tokens are four rounds."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

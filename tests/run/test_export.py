@@ -54,6 +54,8 @@ def test_exported_is_trained(
     generator = pipeline(
         "text-generation", model=str(folder), tokenizer=AutoTokenizer.from_pretrained(folder)
     )
+    for config in (loaded.config, loaded.generation_config):  # Documents are packed between these.
+        assert config.bos_token_id == config.eos_token_id == trained.stored.tokenizer.end_of_text
     text = generator("alpha", max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert text.startswith("alpha") and len(text) > len("alpha")
     card = (folder / "README.md").read_text()
@@ -173,3 +175,52 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert "names the classes of a classifier" in capsys.readouterr().err
     assert not (tmp_path / "y").exists()
+
+
+def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None:
+    """Its tokenizer has another token for padding than the end of a text, which a configuration
+    without one takes in training.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        PreTrainedTokenizerFast,
+    )
+
+    words = ["<pad>", "<end>", *"abcdefgh"]
+    bare = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "a"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", pad_token="<pad>")
+    fast.save_pretrained(tmp_path / "tokenizer")
+    texts = [" ".join("abcdefgh"[row % 8 :][: 1 + row % 5]) for row in range(80)]
+    rows = (json.dumps({"text": text, "label": row % 2}) for row, text in enumerate(texts))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    sizes = "vocab_size = 10, hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, "
+    sizes += "num_key_value_heads = 2, intermediate_size = 32, max_position_embeddings = 32"
+    flags = {
+        "task.kind": "classification",
+        "task.evaluation_per_class": "5",
+        "model.source": "transformers",
+        "model.name": "qwen2",
+        "model.pretrained": "false",
+        "model.overrides": f"{{ {sizes} }}",
+        "data.path": str(tmp_path / "rows.jsonl"),
+        "data.tokenizer": str(tmp_path / "tokenizer"),
+        "data.context_tokens": "8",
+        "data.cache": str(tmp_path / "cache"),
+        "data.validation_samples": "20",
+        "run.tokens": "2000",
+        "run.trackers": "none",
+        "run.folder": str(tmp_path / "run"),
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert main(["train", "single", *words]) == 0
+    export(load_trained(tmp_path / "run"), tmp_path / "exported")
+    model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.pad_token_id == model.config.pad_token_id
+    with torch.no_grad():
+        together = model(**tokenizer(texts[:10], padding=True, return_tensors="pt")).logits
+        alone = [model(**tokenizer(text, return_tensors="pt")).logits for text in texts[:10]]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-6)

@@ -10,8 +10,9 @@ from adloco.metrics import NATS, ROUND, Metric
 from adloco.report.compare_files import to_csv, to_json
 from adloco.report.compare_page import comparison_chart, tables
 from adloco.report.pictures import draw_comparison
+from adloco.run.records import Records
 from adloco.study.arms import plan_runs
-from adloco.study.comparison import Comparison, RunCurves
+from adloco.study.comparison import Comparison, RunCurves, compare
 
 
 def against(*ends: tuple[float, float]) -> Comparison:
@@ -121,3 +122,34 @@ def test_a_run_that_did_not_end_enters_no_number_but_its_curve() -> None:
     assert rows[2].startswith("diloco,1,") and rows[2].endswith("loss is nan,,,")
     (arm,) = to_json(found)["arms"]
     assert arm["runs"][1]["measures"]["val_loss"] == [4.0, 1.0]
+
+
+def test_an_arm_that_lost_seeds_is_not_the_best() -> None:
+    """One seed of the first arm ended at 1.0, and the other diverged."""
+    found = against((1.0, 2.0), (1.0, 2.0))
+    one, two = found.arms["a"]
+    found = replace(found, arms={**found.arms, "a": [one, replace(two, problem="loss is nan")]})
+    assert found.best == "b"
+    (_, loss, *_), _ = tables(found)[0].rows
+    assert loss.text == "1.0000 (1 of 2 seeds)"
+
+
+@pytest.mark.parametrize(
+    ("shape", "replicas"),
+    [((4, 1, "smallest"), 4), ((2, 4, "smallest"), 8), ((4, 2, "none"), 2), ((1, 3, "none"), 3)],
+)
+def test_data_parallel_training_has_as_many_replicas_as_the_widest_arm_workers(
+    shape: tuple[int, int, str], replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After merges one trainer has all workers."""
+    names = ("method.num_trainers", "method.workers_per_trainer", "merge.policy")
+    settings = [*zip(names, map(str, shape), strict=True)]
+    runs = [
+        *plan_runs(["ddp"], [], 1, Path("one")),
+        *plan_runs(["diloco"], settings, 1, Path("two")),
+    ]
+    line = {"round": 1, "tokens": 1, "inner_steps": 1, "syncs": 1, "seconds": 1.0, "val_loss": 2.0}
+    line |= {"bytes_sent": 1.0, "bytes_ddp_equivalent": 1.0}
+    monkeypatch.setattr(Records, "read_whole", lambda _: [line])
+    found = compare(runs, targets=[], links=[], problems={})
+    assert found.replicas == replicas

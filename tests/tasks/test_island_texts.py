@@ -25,7 +25,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.run.records import Records
 from adloco.run.trackers import scalars
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.island_texts import IslandSource
+from adloco.tasks.island_texts import IslandSource, IslandTexts
 from tests.conftest import small_flags
 from tests.problems import (
     Recording,
@@ -407,3 +407,22 @@ def test_the_numbers_of_islands_are_shown(texts: Path, capsys: pytest.CaptureFix
         assert f"{row['island']} {row['val_loss']:.4f}, bpb" in shown
         assert scalars(line)[f"island-{row['island']}/val_loss"] == row["val_loss"]
     assert '"island words"' in (texts / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("samples", "workers", "expected"),
+    [((100, 100), 2, 200), ((100, 100), 3, 150), ((1000, 100), 3, 300), ((100, 1000), 3, 150)],
+)
+def test_samples_before_one_comes_again(
+    samples: tuple[int, int], workers: int, expected: int, texts: Path
+) -> None:
+    """Of three streams the first island has two, so its samples last half as long."""
+    task = TrainingRun.create(recipe_of(flags_of(texts, both(texts)))).task
+    assert isinstance(task, IslandTexts)
+    task.gather_texts(
+        lambda mine: [
+            (mine[0], {name: ("", count) for name, count in zip(mine[1], samples, strict=True)})
+        ]
+    )
+    task.train_source(workers, seed=0, least=workers)
+    assert task.num_train_samples(0) == expected

@@ -17,7 +17,7 @@ from adloco.cli.run_text import (
 from adloco.metrics import Metric, Record, validation, values
 from adloco.report.page import PAGE
 from adloco.report.readable import counted, span
-from adloco.run.checkpoint import of_newest_text
+from adloco.rules.outcome import of_newest_text
 from adloco.run.training_run import TrainingRun
 
 SHOWN_OF_SAMPLE = 160

@@ -29,6 +29,7 @@ from adloco.cli.terminal import Printable
 from adloco.metrics import TRAINER, Record, clipped_by, validation
 from adloco.report.readable import counted
 from adloco.rules.failure_signs import Sign
+from adloco.rules.outcome import islands_in
 from adloco.run.folder import LOG
 from adloco.run.training_run import TrainingRun
 
@@ -82,7 +83,8 @@ class LiveView:
         name = self._loss.name
         if record[name] is not None:
             self._evaluated = record
-            if self._best is None or record[name] < self._best[name]:
+            alike = self._best and islands_in(self._best) == islands_in(record)
+            if not (self._best and alike) or record[name] < self._best[name]:
                 self._best = record
         self._trainer_losses |= {
             row["trainer"]: row[name] for row in record["trainers"] if row[name] is not None

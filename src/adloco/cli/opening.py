@@ -8,6 +8,7 @@ from adloco.distributed.placement.threads import num_cores
 from adloco.distributed.wire.plain import PlainWire
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
+from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.model_flops import peak_flops
 from adloco.run.training_run import TrainingRun
@@ -61,7 +62,7 @@ def _budget(run: TrainingRun) -> str:
         changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
             changes.append("fewer because rounds become longer")
-        elif recipe.batch_cap is not None:
+        elif not isinstance(recipe.batch, ConstantBatch):
             changes.append("fewer if the batch grows")
         many = counted(rounds, "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")

@@ -180,14 +180,15 @@ def clock(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
         links: A ring of links.
         hosts: The machine of each rank in it.
     """
-    ahead, worst = 0.0, (0.0, links[0].source)
+    ahead = {links[0].source: 0.0}
     for link in links[:-1]:
-        ahead += link.clock_seconds
-        worst = max(worst, (abs(ahead), link.target))
-    seconds, rank = worst
+        ahead[link.target] = ahead[link.source] + link.clock_seconds
+    extremes = [chosen(ahead, key=lambda rank: ahead[rank]) for chosen in (min, max)]
+    seconds = ahead[extremes[1]] - ahead[extremes[0]]
     if seconds > CLOCK_SECONDS:
+        one, other = sorted(extremes)
         text = (
-            f"the clocks of {hosts[links[0].source]} and {hosts[rank]} differ by "
+            f"the clocks of {hosts[one]} and {hosts[other]} differ by "
             f"{seconds:,.1f} s; let NTP set them, or the times in their logs cannot be compared"
         )
         return Finding("clock", "warning", text)

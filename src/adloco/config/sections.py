@@ -34,6 +34,7 @@ from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeFates, MergePolicy
+from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
@@ -246,6 +247,16 @@ class Recipe:
         """
         shape = self.placement
         return self.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
+
+    @property
+    def after_merges(self) -> tuple[int, int]:
+        """(workers of a trainer, trainers) after the last merge: one trainer has all workers, if
+        trainers merge.
+        """
+        method = self.method
+        if isinstance(self.merge, NoMerge):
+            return method.workers_per_trainer, method.num_trainers
+        return method.num_workers, 1
 
     def schedule_tokens(self) -> int:
         """Tokens at which the schedule of the learning rate ends; 0 if it is constant.

@@ -15,6 +15,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.cluster import Cluster
+from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.switch import smallest_share
 
@@ -90,10 +91,16 @@ def candidates(
 def _of_recipe(
     name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster, try_batches: bool
 ) -> list[Candidate]:
-    kinds = [
-        build_recipe(override(read_values(name), [("batch.rule", rule)] if rule else []))
-        for rule in axes.get("batch.rule", [""])
-    ]
+    own = read_values(name)
+    rules = axes.get("batch.rule", [own.get("batch", {}).get("rule", ConstantBatch.key)])
+    known = (ConstantBatch.key, NormTest.key)
+    for rule in rules:
+        require(
+            rule in known,
+            f"batch.rule of a plan must be {' or '.join(known)}, got {rule!r} for {name}; a plan "
+            "does not know the batches of other rules",
+        )
+    kinds = [build_recipe(override(own, [("batch.rule", rule)])) for rule in rules]
     plain = kinds[0]
     require(
         plain.data_parallel or plain.syncs or cluster.islands == 1,

@@ -15,7 +15,6 @@ from adloco.plan.fitted_link import FittedLinks
 from adloco.plan.round_time import RoundTime, round_time
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
-from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import proportional
 from adloco.run.opened import outer_copies, residual_copies
 
@@ -146,9 +145,7 @@ def with_spread(found: Prediction, target: Target) -> Prediction:
 
 def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
     """(workers that sync with one another, trainers) after the last merge."""
-    if recipe.data_parallel or not isinstance(recipe.merge, NoMerge):
-        return cluster.islands, 1
-    return recipe.method.workers_per_trainer, recipe.method.num_trainers
+    return (cluster.islands, 1) if recipe.data_parallel else recipe.after_merges
 
 
 def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:

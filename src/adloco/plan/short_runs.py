@@ -26,6 +26,7 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.metrics import TRAINER, Record, values
 from adloco.plan.loss_points import DISTINCT, LossPoint
+from adloco.rules.outcome import of_newest_text
 from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
 from adloco.run.json_files import read_json
 from adloco.run.records import Records
@@ -199,7 +200,7 @@ def _points(run: str, recipe: Recipe, records: Sequence[Record]) -> list[LossPoi
     end = records[-1]["tokens"]
     start = max(FIRST_PART * end, schedule.warmup_fraction * schedule.total_tokens)
     points: list[LossPoint] = []
-    before = 0
+    before, alike = 0, {record["round"] for record in of_newest_text(records)}
     for record in records:
         tokens, loss = record["tokens"], record.get("val_loss")
         sizes = [trainer["trainer_batch"] for trainer in record["trainers"]]
@@ -207,7 +208,9 @@ def _points(run: str, recipe: Recipe, records: Sequence[Record]) -> list[LossPoi
             batches[size] += (tokens - before) * size / sum(sizes)
         before = tokens
         annealed = schedule.shape != "constant" and tokens >= schedule.total_tokens
-        if loss is None or tokens < start or not (annealed or schedule.decay(tokens) == 1):
+        if loss is None or record["round"] not in alike or tokens < start:
+            continue
+        if not (annealed or schedule.decay(tokens) == 1):
             continue
         points.append(
             LossPoint(

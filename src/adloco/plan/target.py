@@ -66,14 +66,14 @@ def tokens_target(
 
     def behind(recipe: Recipe, batch: float) -> Gap:
         """The gap to data-parallel training at the end of the budget."""
-        method = recipe.method
-        workers = 1 if recipe.data_parallel else method.num_workers
-        of_round = method.num_trainers * batch * recipe.data.context_tokens * sync_every_of(recipe)
+        workers, _ = recipe.after_merges
+        of_round = batch * recipe.data.context_tokens * sync_every_of(recipe)
         return gap(parameters, tokens, workers, tokens / of_round)
 
     def times(recipe: Recipe, batch: float, relative_gap: float) -> float:
         price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
-        return tokens * max(price, 1.0) * times_tokens(relative_gap)
+        _, trainers = recipe.after_merges  # Each makes the progress by itself.
+        return trainers * tokens * max(price, 1.0) * times_tokens(relative_gap)
 
     def needed(recipe: Recipe, batch: float) -> float:
         return times(recipe, batch, behind(recipe, batch).expected)

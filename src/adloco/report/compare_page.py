@@ -30,7 +30,6 @@ def tables(comparison: Comparison) -> list[Table]:
             f"{spread} On the line between evaluations. -: not reached, or below it at the first "
             f"evaluation already, so that the place is not known.{warning}",
             comparison.needed(target),
-            counted=True,
         )
         for target in comparison.targets
     ]
@@ -61,24 +60,13 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def _table_of_arms(
-    comparison: Comparison,
-    title: str,
-    note: str,
-    quantities: Sequence[Quantity],
-    *,
-    counted: bool = False,
+    comparison: Comparison, title: str, note: str, quantities: Sequence[Quantity]
 ) -> Table:
-    """A row for each arm.
-
-    counted: True to say how many of the seeds have a number, where some lack it.
-    """
+    """A row for each arm."""
     rows = [
         [
             Cell(arm),
-            *(
-                _cell(each.metric, comparison.spread(each, arm), len(runs) if counted else 0)
-                for each in quantities
-            ),
+            *(_cell(each.metric, comparison.spread(each, arm), len(runs)) for each in quantities),
         ]
         for arm, runs in comparison.arms.items()
     ]
@@ -195,13 +183,13 @@ def _reading(difference: Difference, better: str) -> str:
     return f"{difference.first if difference.mean < 0 else difference.second} {better}"
 
 
-def _cell(metric: Metric, spread: Spread, of: int = 0) -> Cell:
+def _cell(metric: Metric, spread: Spread, of: int) -> Cell:
     """The mean with its range.
 
     Args:
         metric: Gives the format.
         spread: The numbers.
-        of: Seeds that there are; those without the number are named. 0: not said.
+        of: Seeds that there are; those without the number are named.
     """
     if spread.mean is None or spread.lowest is None or spread.highest is None:
         return Cell("-")

@@ -66,7 +66,9 @@ def recipe_text(plan: Plan) -> str:
     budget = replace(
         chosen.recipe.run, tokens=math.ceil(plan.chosen.tokens), rounds=0, inner_steps=0, syncs=0
     )
-    return f"{comment}\n{to_toml(replace(chosen.recipe, run=budget))}"
+    schedule = replace(chosen.recipe.learning_rate, total_tokens=0)
+    recipe = replace(chosen.recipe, run=budget, learning_rate=schedule)
+    return f"{comment}\n{to_toml(recipe)}"
 
 
 def _described(one: Prediction) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Tells if a run ended better than it began, from its records (lines of metrics.jsonl)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from adloco.rules.failure_signs import is_finite
@@ -8,20 +8,18 @@ from adloco.rules.failure_signs import is_finite
 ADVICE = "Begin again with a lower inner.lr or method.max_grad_norm, or look at the data"
 
 
-def no_success(records: Sequence[Mapping[str, Any]]) -> str:
+def no_success(records: Sequence[dict[str, Any]]) -> str:
     """Sentences that say that a run has diverged or ended above its start; empty if it has not.
 
-    The validation loss is compared with that of the first evaluation, after a round or more; with
-    one evaluation alone, nothing is known.
+    The validation loss is compared with that of the first evaluation of the same text, after a
+    round or more; with one evaluation alone, nothing is known.
     """
     if not records:
         return ""
     last = records[-1]
-    evaluated: list[Any] = [record.get("val_loss") for record in records]
-    known = [loss for loss in evaluated if is_finite(loss)]
-    if not is_finite(last["train_loss"]) or (
-        evaluated[-1] is not None and not is_finite(evaluated[-1])
-    ):
+    ended = last.get("val_loss")
+    known = [each["val_loss"] for each in of_newest_text(records) if is_finite(each["val_loss"])]
+    if not is_finite(last["train_loss"]) or (ended is not None and not is_finite(ended)):
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
     if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
         return (
@@ -29,3 +27,16 @@ def no_success(records: Sequence[Mapping[str, Any]]) -> str:
             f"{known[0]:.4f} in its first evaluation. {ADVICE}."
         )
     return ""
+
+
+def of_newest_text(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines with an evaluation that can be compared with the newest one: on the texts of as
+    many islands. An island that is dropped takes its text with it.
+    """
+    evaluated = [each for each in records if each.get("val_loss") is not None]
+    return [each for each in evaluated if islands_in(each) == islands_in(evaluated[-1])]
+
+
+def islands_in(record: dict[str, Any]) -> int:
+    """Islands with texts of their own in a line's evaluation."""
+    return len(record.get("islands", ()))

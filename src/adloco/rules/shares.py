@@ -6,6 +6,7 @@ Unequal shares bias no estimate: pseudo-gradients are averaged with the samples 
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -74,8 +75,8 @@ class SpeedShares:
         require_range(self, "limit", at_least=1)
 
     def weights(self, workers: Sequence[int], speeds: Mapping[int, float]) -> list[float]:
-        known = sorted(speeds[worker] for worker in workers if worker in speeds)
-        median = known[len(known) // 2] if known else 1.0
+        known = [speeds[worker] for worker in workers if worker in speeds]
+        median = statistics.median(known) if known else 1.0
         return [
             min(max(speeds.get(worker, median), median / self.limit), median * self.limit)
             for worker in workers

@@ -18,6 +18,7 @@ from typing import Any
 from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
 from adloco.metrics import Record
+from adloco.rules.outcome import islands_in, of_newest_text
 from adloco.run.part_file import CHECKSUMS, DamagedCheckpointError, read_part
 
 DAMAGED = "damaged-"
@@ -93,19 +94,6 @@ def losses_of(records: Iterable[Record]) -> dict[str, float]:
         for each in of_newest_text(records)
         if math.isfinite(each["val_loss"])
     }
-
-
-def of_newest_text(records: Iterable[Record]) -> list[Record]:
-    """The lines with an evaluation that can be compared with the newest one: on the texts of as
-    many islands. An island that is dropped takes its text with it.
-    """
-    evaluated = [each for each in records if each.get("val_loss") is not None]
-    return [each for each in evaluated if islands_in(each) == islands_in(evaluated[-1])]
-
-
-def islands_in(record: Record) -> int:
-    """Islands with texts of their own in a line's evaluation."""
-    return len(record.get("islands", ()))
 
 
 def best_name(names: Collection[str], losses: Mapping[str, float]) -> str:

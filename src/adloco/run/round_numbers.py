@@ -20,7 +20,7 @@ from adloco.metrics import (
     values,
 )
 from adloco.options import option_metrics, unmeasured
-from adloco.run.checkpoint import of_newest_text
+from adloco.rules.outcome import of_newest_text
 
 if TYPE_CHECKING:
     from adloco.config.sections import Recipe

@@ -90,6 +90,12 @@ def prepare_run(
     if stored:
         return RunParts(**vars(opened), notices=notices)
     other, task = recipe.model_options.from_run, opened.task
+    rate, tokens = recipe.learning_rate, recipe.run.tokens
+    if rate.shape != "constant" and 0 < tokens != rate.total_tokens:
+        notices.append(
+            f"learning_rate.total_tokens is {rate.total_tokens:,} and run.tokens {tokens:,}, so "
+            "the learning rate does not end its fall with the run; total_tokens 0 is run.tokens"
+        )
     start = WarmStart(Path(other), task, placement, problem) if other else None
     notices += [recipe.unused, read_whole(opened.builder, placement)]
     notices += [start.notice] if start else []

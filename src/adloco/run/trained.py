@@ -252,7 +252,7 @@ TEMPERATURE = 0.8
 
 
 def text_sample(run: TrainingRun) -> dict[str, str] | None:
-    """The beginning of the validation text, and how the best trainer here continues it.
+    """The beginning of a sample of the validation text, and how the best trainer here continues it.
 
     The draw has a seed and a generator of its own: the text is the same each time, and the run's
     random state stays as it is. Called between rounds, in one process.

@@ -57,16 +57,21 @@ def export(
     temporary.mkdir()  # Others may read it, unlike what mkdtemp makes.
     try:
         model: Any = trained.model
-        tokenizer = trained.stored.tokenizer.to_transformers(
-            whole=not trained.stored.recipe.task.packed
-        )
-        end = trained.stored.tokenizer.end_of_text
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
-        # transformers' pipeline and generate stop at these ids.
-        model.config.eos_token_id = end
-        if getattr(model, "generation_config", None) is not None:
-            model.generation_config.eos_token_id = model.generation_config.pad_token_id = end
+        packed, end = trained.stored.recipe.task.packed, trained.stored.tokenizer.end_of_text
+        tokenizer = trained.stored.tokenizer.to_transformers(whole=not packed)
+        if not packed or tokenizer.pad_token_id is None:
+            # A classifier was trained with its configuration's, and reads off where padding begins.
+            pad = end if packed else model.config.pad_token_id
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+        # transformers' pipeline and generate stop at this id, and a text from packed documents
+        # begins with it.
+        configs = [model.config, getattr(model, "generation_config", None)]
+        for config in filter(None, configs):
+            config.eos_token_id = end
+            if packed and not source.weights:
+                config.bos_token_id = end
+        if configs[1] is not None:
+            configs[1].pad_token_id = end
         model.save_pretrained(temporary)
         tokenizer.model_max_length = min(
             tokenizer.model_max_length,

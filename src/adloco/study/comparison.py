@@ -13,6 +13,7 @@ from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
 from adloco.metrics import ROUND, Metric, validation
 from adloco.plan.link import Link
+from adloco.rules.outcome import of_newest_text
 from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
 from adloco.run.records import Records
@@ -153,10 +154,14 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The arm with the lowest mean final loss."""
-        means = {arm: self.spread(self.finals[0], arm).mean for arm in self.arms}
-        known = {arm: mean for arm, mean in means.items() if mean is not None}
-        return min(known, key=lambda arm: known[arm])
+        """The arm with the lowest mean final loss, of those with the fewest seeds that lack one."""
+
+        def rank(arm: str) -> tuple[int, float]:
+            found = self.spread(self.finals[0], arm)
+            mean = math.inf if found.mean is None else found.mean
+            return len(self.arms[arm]) - found.count, mean
+
+        return min(self.arms, key=rank)
 
     def differences(self, quantity: Quantity) -> list[Difference]:
         """A quantity of an arm minus that of another, over the seeds with which both have it: of
@@ -194,7 +199,7 @@ def compare(
     Raises:
         ValueError: A run has no evaluation, or its records cannot be compared.
     """
-    widest = max(run.recipe.method.workers_per_trainer for run in runs)
+    widest = max(run.recipe.after_merges[0] for run in runs)
     replicas = max(2, widest)
     measures = tuple(validation(measure) for measure in runs[0].recipe.task.measures)
     curves = [_curves(run, measures, links, replicas, problems.get(run.folder, "")) for run in runs]
@@ -250,6 +255,7 @@ def _curves(
     problem: str,
 ) -> RunCurves:
     records = Records(run.folder).read_whole()
+    alike = {record["round"] for record in of_newest_text(records)}
     axes: dict[str, list[float]] = {
         name: [float(record[name]) for record in records]
         for name in ("tokens", "inner_steps", "seconds")
@@ -264,7 +270,10 @@ def _curves(
         run=run,
         axes=axes,
         measures={
-            metric.name: [finite(record.get(metric.name)) for record in records]
+            metric.name: [
+                finite(record.get(metric.name)) if record["round"] in alike else None
+                for record in records
+            ]
             for metric in measures
         },
         corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),

@@ -80,7 +80,9 @@ class IslandTexts:
         self._data, self._names = data, [*data.islands]
         self._texts: dict[str, str] = {}
         """The fingerprint of each island's text, by name."""
-        self._samples = 0
+        self._samples: dict[int, int] = {}
+        """The samples of each island's text, by number."""
+        self._streams = IslandSource(len(self._names), len(self._names))
 
     def gather_texts(self, gather: Gather) -> None:
         """Learn of the texts of all islands. Called on all ranks, before the task is used.
@@ -106,7 +108,7 @@ class IslandTexts:
                     f"the text of island {name} differs between its ranks; give them the same",
                 )
         self._texts = {name: found[name][0] for name in self._names if name in found}
-        self._samples = min(samples for _, samples in found.values())
+        self._samples = {self._names.index(name): count for name, (_, count) in found.items()}
 
     @property
     def corpus(self) -> str:
@@ -133,16 +135,18 @@ class IslandTexts:
         return self.first.configure(config)
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        source = IslandSource(num_streams, len(self._names))
+        source = self._streams = IslandSource(num_streams, len(self._names))
         for island, task in self.tasks.items():
-            streams = source.first_of(island + 1) - source.first_of(island)
+            streams = source.streams_of(island)
             share = -(-least * streams // num_streams)
             source.sources[island] = task.train_source(streams, seed, share)
         return source
 
     def num_train_samples(self, at_least: int) -> int:
-        """The samples before the first island begins again, over all islands."""
-        return self._samples * len(self._names)
+        """The samples of all streams before those of the first island begin again."""
+        streams = {island: self._streams.streams_of(island) for island in self._samples}
+        least = min(self._samples[island] // each for island, each in streams.items())
+        return least * sum(streams.values())
 
     def largest_source(self) -> Source:
         return self.first.largest_source()
@@ -177,6 +181,10 @@ class IslandSource:
     def first_of(self, island: int) -> int:
         """The first stream of an island, or of those after the last one."""
         return -(-island * self.num_streams // self._islands)
+
+    def streams_of(self, island: int) -> int:
+        """The number of an island's streams."""
+        return self.first_of(island + 1) - self.first_of(island)
 
     def read(self, stream: int, position: int, count: int) -> Any:
         """Read samples of a stream, from the text of its island, which must be open here."""
