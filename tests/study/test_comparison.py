@@ -15,6 +15,13 @@ from adloco.study.arms import plan_runs
 from adloco.study.comparison import Comparison, RunCurves, compare
 
 
+LINE = {
+    **{"round": 1, "tokens": 1, "inner_steps": 1, "syncs": 1, "seconds": 1.0, "val_loss": 2.0},
+    **{"bytes_sent": 1.0, "bytes_ddp_equivalent": 1.0},
+}
+"""A line of metrics.jsonl."""
+
+
 def against(*ends: tuple[float, float]) -> Comparison:
     """Two arms, whose seeds fall from 4 to these losses over 100 tokens and 10 syncs."""
     runs = plan_runs(["a=diloco", "b=diloco"], [], len(ends), Path("study"))
@@ -148,8 +155,19 @@ def test_data_parallel_training_has_as_many_replicas_as_the_widest_arm_workers(
         *plan_runs(["ddp"], [], 1, Path("one")),
         *plan_runs(["diloco"], settings, 1, Path("two")),
     ]
-    line = {"round": 1, "tokens": 1, "inner_steps": 1, "syncs": 1, "seconds": 1.0, "val_loss": 2.0}
-    line |= {"bytes_sent": 1.0, "bytes_ddp_equivalent": 1.0}
-    monkeypatch.setattr(Records, "read_whole", lambda _: [line])
+    monkeypatch.setattr(Records, "read_whole", lambda _: [LINE])
     found = compare(runs, targets=[], links=[], problems={})
     assert found.replicas == replicas
+
+
+def test_losses_of_other_texts_reach_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an island was dropped, the loss is that of the other one's text alone."""
+    rows = [{"island": "easy"}, {"island": "hard"}]
+    lines = [
+        {**LINE, "round": 1, "tokens": 1, "val_loss": 4.0, "islands": rows},
+        {**LINE, "round": 2, "tokens": 2, "val_loss": 2.9, "islands": rows[:1]},
+    ]
+    monkeypatch.setattr(Records, "read_whole", lambda _: lines)
+    runs = plan_runs(["diloco"], [], 1, Path("study"))
+    found = compare(runs, targets=[3.0], links=[], problems={})
+    assert found.spread(found.needed(3.0)[0], "diloco").mean is None
