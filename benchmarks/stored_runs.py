@@ -39,11 +39,8 @@ REPRODUCE = Path(__file__).parents[1] / "reproduce"
 
 GONE = ("batch.smoothing",)
 """Flags of stored runs that no version has any more."""
-STORED_AS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "wire.feedback": ("wire.residual_in_params", {"memory": "false", "params": "true"}),
-    "wire.feedback_decay": ("wire.error_feedback", {}),
-}
-"""Flags that stored runs and keys have under another name, and perhaps with other values."""
+STORED_AS = {"wire.feedback_decay": "wire.error_feedback"}
+"""Flags that stored runs and keys have under another name."""
 Result = dict[str, Any]
 """A run in the JSON file: its settings, and its curve column by column."""
 
@@ -254,8 +251,7 @@ def _flags(arm: str, flags: Mapping[str, str]) -> tuple[object, ...]:
 
 def as_stored(flags: Mapping[str, str]) -> dict[str, str]:
     """Flags by the names of stored runs; those that have these names already stay as they are."""
-    renamed = ((STORED_AS.get(name, (name, {})), value) for name, value in flags.items())
-    return {name: values.get(value, value) for (name, values), value in renamed}
+    return {STORED_AS.get(name, name): value for name, value in flags.items()}
 
 
 def trained(specs: Sequence[Spec], options: argparse.Namespace) -> list[Result]:

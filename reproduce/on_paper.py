@@ -15,7 +15,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from adloco.distributed.comm.compressed import crossings
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.int4 import Int4
 from adloco.plan.cluster import Cluster
@@ -60,11 +59,10 @@ def utilisation(arm: Arm, parameters: float, islands: int, gbits: float) -> floa
         samples_per_second={1: 1 / step},
     )
     wire = Int4()
-    sent = crossings(wire, islands) * wire.block_bytes / wire.block
-    bytes_each = sent if arm.int4 else ring(islands) * (2 if arm.every == 1 else 4)
+    of_parameter = wire.block_bytes / wire.block if arm.int4 else 2 if arm.every == 1 else 4
     sync = Sync(
         workers=islands,
-        bytes_sent=bytes_each * parameters,
+        bytes_sent=ring(islands) * of_parameter * parameters,
         fragments=arm.fragments,
         tau=arm.tau,
         buckets=Buckets.of(2 * parameters, passes=1) if arm.every == 1 else None,

@@ -13,11 +13,20 @@ from tests.pages import DESCRIBES_LAB
 pytestmark = DESCRIBES_LAB
 
 
+REPRODUCE = Path(__file__).parents[1] / "reproduce"
+
+
 @pytest.fixture(scope="module")
 def compare() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "reproduce")
+        patch.syspath_prepend(REPRODUCE)
         yield import_module("compare")
+
+
+@pytest.mark.parametrize("file", sorted(REPRODUCE.glob("*.py")), ids=lambda file: file.stem)
+def test_every_script_fits_this_version(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPRODUCE)
+    import_module(file.stem)
 
 
 def test_every_study_names_arms_that_can_be_trained(

@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -34,9 +33,7 @@ from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.wire.int4 import Int4
-from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
-from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,
@@ -209,26 +206,6 @@ def test_rounds_grow_only_with_a_rate_that_falls_but_not_to_zero(
 ) -> None:
     with pytest.raises(ValueError, match="method.sync_growth needs a learning rate that falls"):
         make_run(sync_growth=1.0, learning_rate=learning_rate)
-
-
-@pytest.mark.parametrize(
-    ("rule", "largest"),
-    [
-        (RampBatch(first=8, last=64, over_samples=100), 64),
-        (RampBatch(first=64, last=8, over_samples=100), 64),
-        (BatchWarmup(batches=[8, 64, 16], after_samples=[0, 10, 20]), 64),
-        (Seesaw(), 80),
-    ],
-    ids=str,
-)
-def test_the_largest_batch_of_a_plan_is_not_cut(rule: Any, largest: int) -> None:
-    rate = LearningRate(coupling="sqrt", reference_batch=8, total_tokens=1000)
-    for maximum in (largest - 1, largest):
-        guards = BatchGuards(initial=8, maximum=maximum)
-        with pytest.raises(ValueError) if maximum < largest else nullcontext() as refused:
-            make_run(batch=rule, guards=guards, learning_rate=rate)
-        if refused:
-            assert f"batch.maximum must be >= {largest}, the largest batch" in str(refused.value)
 
 
 def test_one_rule_sets_the_length_of_rounds() -> None:

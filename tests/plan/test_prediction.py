@@ -1,5 +1,8 @@
 """What candidates take."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
@@ -10,7 +13,7 @@ from adloco.plan.cluster_plan import make_plan
 from adloco.plan.gap_law import gap, times_tokens
 from adloco.plan.prediction import Prediction, Workload, predict, with_spread
 from adloco.plan.short_runs import method_of
-from adloco.plan.target import Target, nearest_method, tokens_target
+from adloco.plan.target import Target, loss_target, nearest_method, tokens_target
 
 WORKLOAD = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=20.0)
 ONE = [("method.sync_every", "50"), ("wire.format", "fp32"), ("batch.eta", "1.5")]
@@ -201,3 +204,16 @@ def test_several_workers_are_nearest_to_several() -> None:
     many = recipe("local-sgd", ("method.workers_per_trainer", "8"))
     assert nearest_method(many, measured)[0] == method_of(recipe("local-sgd"))
     assert nearest_method(recipe("ddp"), measured)[0] == method_of(recipe("ddp"))
+
+
+def test_trainers_that_never_merge_need_a_run_of_their_own() -> None:
+    """A law of runs with one trainer does not say what several need."""
+    cluster = Cluster(islands=4, bandwidth="1gbit", samples_per_second={8: 16.0})
+    several = [*ONE, ("run.tokens", "1000"), ("method.num_trainers", "2")]
+    found = candidates(["diloco"], several, cluster)
+    fit: Any = SimpleNamespace(law=SimpleNamespace(methods={method_of(recipe("diloco")): 1.0}))
+    with pytest.raises(ValueError, match="has 2 trainers that never merge, and no run of --runs"):
+        loss_target(found, fit, 2.0)
+    fit.law.methods[method_of(found[0].recipe)] = 1.0
+    fit.assumptions, fit.runs, fit.longest = (), None, None
+    assert loss_target(found, fit, 2.0).name == "a loss of 2"

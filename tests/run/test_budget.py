@@ -15,6 +15,7 @@ from adloco.run.budget import Budget
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from tests.problems import numbers_of
+from tests.run.test_training_run import make_run
 
 CONSTANT = ["--learning_rate.shape", "constant", "--learning_rate.warmup_fraction", "0"]
 NO_TOKENS = ["--run.tokens", "0", *CONSTANT]
@@ -130,6 +131,24 @@ def test_a_schedule_that_ends_with_another_budget_is_noticed(
     assert main(["train", str(tmp_path / "run" / "recipe.toml"), *own]) == 0
     expected = "learning_rate.total_tokens is 2,048 and run.tokens 4,096, so the learning rate does"
     assert expected in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("rule", "cut"),
+    [
+        ("ramp --batch.first 2 --batch.last 64 --batch.over_samples 9", True),
+        ("ramp --batch.first 64 --batch.last 2 --batch.over_samples 9", True),
+        ("ramp --batch.first 2 --batch.last 16 --batch.over_samples 9", False),
+        ("warmup --batch.batches 2,64,4 --batch.after_samples 0,8,16", True),
+        ("seesaw --learning_rate.coupling sqrt --learning_rate.reference_batch 8", True),
+    ],
+)
+def test_a_plan_of_batches_that_is_cut_is_noticed(rule: str, cut: bool, small: list[str]) -> None:
+    """Seesaw grows from 8 to 80, where a tenth of the rate is left."""
+    words = f"--batch.maximum 16 --batch.initial 8 --batch.rule {rule}".split()
+    run = make_run("diloco", [*small, *words])
+    notices = json.loads((run.folder / "environment.json").read_text())["notices"]
+    assert any("batch.maximum is 16, which is less than" in each for each in notices) is cut
 
 
 def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from adloco.run.records import Records
 from adloco.study.arms import plan_runs
 from adloco.study.comparison import Comparison, RunCurves, compare
 
-
 LINE = {
     **{"round": 1, "tokens": 1, "inner_steps": 1, "syncs": 1, "seconds": 1.0, "val_loss": 2.0},
-    **{"bytes_sent": 1.0, "bytes_ddp_equivalent": 1.0},
+    **{"bytes_sent": 1.0, "bytes_ddp_equivalent": 1.0, "trainers": [{"workers": 1}]},
 }
 """A line of metrics.jsonl."""
 
@@ -141,23 +140,19 @@ def test_an_arm_that_lost_seeds_is_not_the_best() -> None:
     assert loss.text == "1.0000 (1 of 2 seeds)"
 
 
-@pytest.mark.parametrize(
-    ("shape", "replicas"),
-    [((4, 1, "smallest"), 4), ((2, 4, "smallest"), 8), ((4, 2, "none"), 2), ((1, 3, "none"), 3)],
-)
-def test_data_parallel_training_has_as_many_replicas_as_the_widest_arm_workers(
-    shape: tuple[int, int, str], replicas: int, monkeypatch: pytest.MonkeyPatch
+def test_data_parallel_training_has_as_many_replicas_as_the_widest_trainer_workers(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After merges one trainer has all workers."""
-    names = ("method.num_trainers", "method.workers_per_trainer", "merge.policy")
-    settings = [*zip(names, map(str, shape), strict=True)]
-    runs = [
-        *plan_runs(["ddp"], [], 1, Path("one")),
-        *plan_runs(["diloco"], settings, 1, Path("two")),
+    """Trainers of one worker each that merge: a trainer of three, and in the end one of four."""
+    shapes = [(1, 1, 1, 1), (3, 1), (4,)]
+    lines = [
+        {**LINE, "round": number, "trainers": [{"workers": workers} for workers in shape]}
+        for number, shape in enumerate(shapes, start=1)
     ]
-    monkeypatch.setattr(Records, "read_whole", lambda _: [LINE])
-    found = compare(runs, targets=[], links=[], problems={})
-    assert found.replicas == replicas
+    runs = plan_runs(["ddp", "adloco-paper"], [], 1, Path("study"))
+    for rounds, replicas in ((1, 2), (2, 3), (3, 4)):
+        monkeypatch.setattr(Records, "read_whole", lambda _, last=rounds: lines[:last])
+        assert compare(runs, targets=[], links=[], problems={}).replicas == replicas
 
 
 def test_losses_of_other_texts_reach_no_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,12 +417,9 @@ def test_samples_before_one_comes_again(
     samples: tuple[int, int], workers: int, expected: int, texts: Path
 ) -> None:
     """Of three streams the first island has two, so its samples last half as long."""
-    task = TrainingRun.create(recipe_of(flags_of(texts, both(texts)))).task
+    shape = ["--method.workers_per_trainer", str(workers)]
+    task = TrainingRun.create(recipe_of(flags_of(texts, both(texts), *shape))).task
     assert isinstance(task, IslandTexts)
-    task.gather_texts(
-        lambda mine: [
-            (mine[0], {name: ("", count) for name, count in zip(mine[1], samples, strict=True)})
-        ]
-    )
-    task.train_source(workers, seed=0, least=workers)
+    told = {name: ("", count) for name, count in zip(("numbers", "words"), samples, strict=True)}
+    task.gather_texts(lambda mine: [(mine[0], told)])
     assert task.num_train_samples(0) == expected

@@ -14,10 +14,7 @@ from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.rules.batch_rules.batch_rule import BatchRule
-from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
-from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.rules.learning_rate import LearningRate
 
 COMPILED_FROM = 100_000_000
@@ -70,27 +67,6 @@ def check_sections(
         "learning_rate.coupling sqrt with reference_batch = batch.initial, and a batch.initial >= "
         f"the number of all workers; got {batching.guards.initial} for {method.num_workers}",
     )
-    largest = largest_planned(batching.rule, batching.guards.initial, end)
-    require(
-        largest <= batching.guards.maximum,
-        f"batch.maximum must be >= {largest}, the largest batch of this batch.rule, got "
-        f"{batching.guards.maximum}",
-    )
-
-
-def largest_planned(rule: BatchRule, initial: int, end: float) -> int:
-    """The largest batch of a rule that follows a plan of the recipe; 0 if there is none.
-
-    end: Fraction of the peak learning rate at the end of the run.
-    """
-    match rule:
-        case RampBatch():
-            return max(rule.first, rule.last)
-        case BatchWarmup():
-            return max(rule.batches)
-        case Seesaw() if end:
-            return round(initial / end)
-    return 0
 
 
 def is_compiled(

@@ -83,8 +83,8 @@ class LiveView:
         name = self._loss.name
         if record[name] is not None:
             self._evaluated = record
-            alike = self._best and islands_in(self._best) == islands_in(record)
-            if not (self._best and alike) or record[name] < self._best[name]:
+            best = self._best
+            if not best or islands_in(best) != islands_in(record) or record[name] < best[name]:
                 self._best = record
         self._trainer_losses |= {
             row["trainer"]: row[name] for row in record["trainers"] if row[name] is not None

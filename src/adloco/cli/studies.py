@@ -88,7 +88,10 @@ def run_study(
     for table in tables(comparison):
         print_table(table, console)
     best = comparison.loss.text(comparison.spread(comparison.finals[0], comparison.best).mean)
-    console.print(f"lowest {comparison.loss.label}: {comparison.best}, {best}", soft_wrap=True)
+    among = " of the arms with the most seeds" if failed else ""
+    console.print(
+        f"lowest {comparison.loss.label}{among}: {comparison.best}, {best}", soft_wrap=True
+    )
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)

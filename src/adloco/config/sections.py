@@ -250,8 +250,8 @@ class Recipe:
 
     @property
     def after_merges(self) -> tuple[int, int]:
-        """(workers of a trainer, trainers) after the last merge: one trainer has all workers, if
-        trainers merge.
+        """(workers of a trainer, trainers) after all merges that the run has time for: one trainer
+        has all workers, if trainers merge.
         """
         method = self.method
         if isinstance(self.merge, NoMerge):
@@ -329,7 +329,7 @@ class Recipe:
                 "wire.feedback and wire.feedback_decay change nothing: no residual is kept in this "
                 "recipe; give a lossy wire.format, and wire.feedback memory or params"
             )
-        largest = self.method.num_workers if self.syncs else 1
+        largest, _ = self.after_merges
         return next(filter(None, (own.unused(largest) for own in self.options.values())), "")
 
     @property

@@ -91,16 +91,15 @@ def candidates(
 def _of_recipe(
     name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster, try_batches: bool
 ) -> list[Candidate]:
-    own = read_values(name)
-    rules = axes.get("batch.rule", [own.get("batch", {}).get("rule", ConstantBatch.key)])
-    known = (ConstantBatch.key, NormTest.key)
-    for rule in rules:
-        require(
-            rule in known,
-            f"batch.rule of a plan must be {' or '.join(known)}, got {rule!r} for {name}; a plan "
-            "does not know the batches of other rules",
-        )
-    kinds = [build_recipe(override(own, [("batch.rule", rule)])) for rule in rules]
+    kinds = [
+        build_recipe(override(read_values(name), [("batch.rule", rule)] if rule else []))
+        for rule in axes.get("batch.rule", [""])
+    ]
+    require(
+        all(isinstance(kind.batch, ConstantBatch | NormTest) for kind in kinds),
+        f"batch.rule of a plan must be constant or norm-test, whose batches it knows; {name} has "
+        "another one",
+    )
     plain = kinds[0]
     require(
         plain.data_parallel or plain.syncs or cluster.islands == 1,
@@ -115,7 +114,7 @@ def _of_recipe(
         and not (plain.data_parallel and key in OF_TRAINERS)
         and (key != "batch.eta" or any(isinstance(kind.batch, NormTest) for kind in kinds))
     }
-    if try_batches and plain.batch.fewest_groups == 1 and "batch.initial" not in mine:
+    if try_batches and isinstance(plain.batch, ConstantBatch) and "batch.initial" not in mine:
         mine["batch.initial"] = [str(times * plain.guards.initial) for times in BATCHES]
     several_fragments = len(mine.get("streaming.fragments", ())) > 1
     found = []

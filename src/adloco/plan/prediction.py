@@ -152,14 +152,13 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
     """Samples of an inner step that are trained, over all workers of a trainer."""
     recipe, rule = candidate.recipe, candidate.recipe.batch
     wanted = float(recipe.guards.initial)
-    if rule.fewest_groups > 1:
+    if isinstance(rule, NormTest):
         require(
-            workload.noise_scale is not None and isinstance(rule, NormTest),
+            workload.noise_scale is not None,
             f"the batch of {candidate.name} follows the noise scale, which is not known; give "
             "--noise-scale, or --runs with runs that measured it",
         )
         assert workload.noise_scale is not None
-        assert isinstance(rule, NormTest)
         # The plug-in form counts the batch's own noise as gradient.
         held = 1 / rule.eta**2 - (rule.estimator == "plug-in")
         requested = workload.noise_scale * held

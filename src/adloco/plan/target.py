@@ -121,6 +121,14 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
     def loss_at(recipe: Recipe, batch: float, tokens: float) -> float:
         return fit.law.loss_at(tokens, **known(recipe, batch))
 
+    for candidate in found:
+        trainers = candidate.recipe.after_merges[1]
+        unmeasured = nearest_method(candidate.recipe, fit.law.methods)[1]
+        require(
+            trainers == 1 or not any("trainers" in word for word in unmeasured),
+            f"{candidate.label} has {trainers} trainers that never merge, and no run of --runs has "
+            "as many; give one that has, or method.num_trainers 1",
+        )
     if loss is None:
         first = found[0].recipe
         require(

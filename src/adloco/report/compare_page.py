@@ -193,7 +193,7 @@ def _cell(metric: Metric, spread: Spread, of: int) -> Cell:
     """
     if spread.mean is None or spread.lowest is None or spread.highest is None:
         return Cell("-")
-    missing = f"{spread.count} of {of} seeds" if 0 < spread.count < of else ""
+    missing = f"{spread.count} of {of} seeds" if spread.count < of else ""
     mean, lowest, highest = (
         _number(metric, value) for value in (spread.mean, spread.lowest, spread.highest)
     )

@@ -2,6 +2,7 @@
 placement of its workers, its task with the data, its model, and the micro-batch that fits.
 """
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -20,6 +21,9 @@ from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder, num_bytes
+from adloco.rules.batch_rules.ramp import RampBatch
+from adloco.rules.batch_rules.seesaw import Seesaw
+from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.run.budget import Budget
 from adloco.run.environment import (
     choose_device,
@@ -91,6 +95,11 @@ def prepare_run(
         return RunParts(**vars(opened), notices=notices)
     other, task = recipe.model_options.from_run, opened.task
     rate, tokens = recipe.learning_rate, recipe.run.tokens
+    if largest_planned(recipe) > recipe.guards.maximum:
+        notices.append(
+            f"batch.maximum is {recipe.guards.maximum}, which is less than the largest batch that "
+            "the plan of batch.rule has; batches end there"
+        )
     if rate.shape != "constant" and 0 < tokens != rate.total_tokens:
         notices.append(
             f"learning_rate.total_tokens is {rate.total_tokens:,} and run.tokens {tokens:,}, so "
@@ -137,6 +146,18 @@ def _open(
         else model_builder(recipe, task, stored, placement),
         precision=choose_precision(recipe.run.precision, placement.device),
     )
+
+
+def largest_planned(recipe: Recipe) -> float:
+    """The largest batch of a rule that follows a plan of the recipe; 0 for other rules."""
+    rule, rate = recipe.batch, recipe.learning_rate
+    if isinstance(rule, RampBatch):
+        return max(rule.first, rule.last)
+    if isinstance(rule, BatchWarmup):
+        return max(rule.batches)
+    if isinstance(rule, Seesaw):
+        return recipe.guards.initial / rate.final_fraction if rate.final_fraction else math.inf
+    return 0
 
 
 def build_algorithm(parts: RunParts) -> AdLoCo:
@@ -212,7 +233,9 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     def open_here() -> Task:
         tokenizer = stored.tokenizer if stored else None
         given = TaskData(recipe.data, recipe.evaluation, tokenizer)
-        return open_islands(recipe.task, given, own) if islands else recipe.task.open(given)
+        if islands:
+            return open_islands(recipe.task, given, own, method.num_workers)
+        return recipe.task.open(given)
 
     made = open_here() if placement.is_rank_zero else None
     placement.agree(None)

@@ -137,7 +137,10 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
     recipe = stored.recipe
     given = TaskData(recipe.data, evaluation, stored.tokenizer)
     islands = range(len(recipe.data.islands))
-    task: Task = open_islands(recipe.task, given, islands) if islands else recipe.task.open(given)
+    workers = recipe.method.num_workers
+    task: Task = (
+        open_islands(recipe.task, given, islands, workers) if islands else recipe.task.open(given)
+    )
     if isinstance(task, IslandTexts):
         task.gather_texts(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))

@@ -59,10 +59,12 @@ def export(
         model: Any = trained.model
         packed, end = trained.stored.recipe.task.packed, trained.stored.tokenizer.end_of_text
         tokenizer = trained.stored.tokenizer.to_transformers(whole=not packed)
-        if not packed or tokenizer.pad_token_id is None:
-            # A classifier was trained with its configuration's, and reads off where padding begins.
-            pad = end if packed else model.config.pad_token_id
-            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+        # A classifier was trained with its configuration's, and reads off where padding begins.
+        own = None if packed else getattr(model.config, "pad_token_id", None)
+        if own is not None and own < len(tokenizer):
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(own)
+        elif tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
         # transformers' pipeline and generate stop at this id, and a text from packed documents
         # begins with it.
         configs = [model.config, getattr(model, "generation_config", None)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
-from adloco.metrics import ROUND, Metric, validation
+from adloco.metrics import ROUND, Metric, Record, validation
 from adloco.plan.link import Link
 from adloco.rules.outcome import of_newest_text
 from adloco.run.folder import SUMMARY
@@ -199,10 +199,14 @@ def compare(
     Raises:
         ValueError: A run has no evaluation, or its records cannot be compared.
     """
-    widest = max(run.recipe.after_merges[0] for run in runs)
-    replicas = max(2, widest)
+    rounds = [Records(run.folder).read_whole() for run in runs]
+    trainers = (row for records in rounds for record in records for row in record["trainers"])
+    replicas = max([2, *(row["workers"] for row in trainers)])
     measures = tuple(validation(measure) for measure in runs[0].recipe.task.measures)
-    curves = [_curves(run, measures, links, replicas, problems.get(run.folder, "")) for run in runs]
+    curves = [
+        _curves(run, records, measures, links, replicas, problems.get(run.folder, ""))
+        for run, records in zip(runs, rounds, strict=True)
+    ]
     arms: dict[str, list[RunCurves]] = {}
     for curve in curves:
         arms.setdefault(curve.run.arm, []).append(curve)
@@ -249,12 +253,12 @@ def compare(
 
 def _curves(
     run: StudyRun,
+    records: Sequence[Record],
     measures: Sequence[Metric],
     links: Sequence[Link],
     replicas: int,
     problem: str,
 ) -> RunCurves:
-    records = Records(run.folder).read_whole()
     alike = {record["round"] for record in of_newest_text(records)}
     axes: dict[str, list[float]] = {
         name: [float(record[name]) for record in records]

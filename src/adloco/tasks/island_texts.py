@@ -35,13 +35,16 @@ def fewer_texts(data: DataSettings, method: Method) -> list[str]:
     return [f"val_loss is that of {left} alone, because the other islands are dropped"]
 
 
-def open_islands(settings: TaskSettings, given: TaskData, here: Sequence[int]) -> "IslandTexts":
+def open_islands(
+    settings: TaskSettings, given: TaskData, here: Sequence[int], workers: int
+) -> "IslandTexts":
     """Open the texts of the islands whose workers are here.
 
     Args:
         settings: The task.
         given: Its data, with islands.
         here: The numbers of these islands, from 0.
+        workers: Workers of all islands together.
 
     Raises:
         ValueError: A text cannot be read, or two islands have the same one.
@@ -62,17 +65,18 @@ def open_islands(settings: TaskSettings, given: TaskData, here: Sequence[int]) -
             tasks[island] = settings.open(replace(given, data=data))
         except ValueError as error:
             raise ValueError(f"island {names[island]}: {error}") from error
-    return IslandTexts(given.data, tasks)
+    return IslandTexts(given.data, tasks, workers)
 
 
 class IslandTexts:
     """A task on the texts of islands, as `Task` says."""
 
-    def __init__(self, data: DataSettings, tasks: Mapping[int, Task]) -> None:
+    def __init__(self, data: DataSettings, tasks: Mapping[int, Task], workers: int) -> None:
         """
         Args:
             data: Names the islands.
             tasks: The task on the text of each island that is open here, by number.
+            workers: Workers of all islands together, each of which has a stream.
         """
         self.tasks = tasks
         self.first = next(iter(tasks.values()))
@@ -82,7 +86,7 @@ class IslandTexts:
         """The fingerprint of each island's text, by name."""
         self._samples: dict[int, int] = {}
         """The samples of each island's text, by number."""
-        self._streams = IslandSource(len(self._names), len(self._names))
+        self._streams = IslandSource(workers, len(self._names))
 
     def gather_texts(self, gather: Gather) -> None:
         """Learn of the texts of all islands. Called on all ranks, before the task is used.
@@ -135,7 +139,7 @@ class IslandTexts:
         return self.first.configure(config)
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        source = self._streams = IslandSource(num_streams, len(self._names))
+        source = IslandSource(num_streams, len(self._names))
         for island, task in self.tasks.items():
             streams = source.streams_of(island)
             share = -(-least * streams // num_streams)
@@ -145,8 +149,8 @@ class IslandTexts:
     def num_train_samples(self, at_least: int) -> int:
         """The samples of all streams before those of the first island begin again."""
         streams = {island: self._streams.streams_of(island) for island in self._samples}
-        least = min(self._samples[island] // each for island, each in streams.items())
-        return least * sum(streams.values())
+        each = (self._samples[island] // number for island, number in streams.items())
+        return max(1, min(each)) * sum(streams.values())
 
     def largest_source(self) -> Source:
         return self.first.largest_source()

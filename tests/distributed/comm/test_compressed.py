@@ -92,7 +92,7 @@ def by_hand(
             sent = in_format(wanted * weight, wire)
             added[index] += sent
             residuals[worker][index] = (wanted - sent / weight) * decay
-    if not compression.sums_again(len(weights)):
+    if len(weights) <= 2:
         return added
     sent = [in_format(total, wire) for total in added]
     for index, (total, summed) in enumerate(zip(added, sent, strict=True)):

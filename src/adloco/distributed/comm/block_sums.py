@@ -1,6 +1,6 @@
 """Sums of encoded blocks over all workers, which live on one island or on several.
 
-The sum of more than two workers is encoded again (`sums_again`): each island adds up the rows that
+The sum of more than two workers is encoded again: each island adds up the rows that
 its workers own, and both directions are compressed. Of two workers each receives the other's rows.
 """
 
@@ -24,14 +24,6 @@ PIECE_ON_GPU = 1 << 24
 H100, 305M values take 13 ms in int4 in pieces of this size, 38 ms in pieces of a quarter of it, and
 207 ms in pieces of a sixteenth (reproduce/LOG.md, 2026-11-23).
 """
-
-
-def sums_again(workers: int) -> bool:
-    """True if sums over so many workers are encoded again.
-
-    Two workers' are not, because sending both their blocks takes as many bytes.
-    """
-    return workers > 2
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,8 @@ def sum_blocks(
         with any values in place of padding; and
         this island's part of the squared norm of the sum before its encoding.
     """
-    again = sums_again(islands.num_workers)
+    # Two workers' sums are not encoded again, because sending both's blocks takes as many bytes.
+    again = islands.num_workers > 2
     if islands.group is not None and again:
         return _sum_by_owners(blocks, wire, rows, islands, kept=kept)
     everyone = blocks if islands.group is None else _from_everyone(blocks, islands)
