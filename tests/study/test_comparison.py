@@ -163,6 +163,11 @@ def test_losses_of_other_texts_reach_no_target(monkeypatch: pytest.MonkeyPatch) 
         {**LINE, "round": 2, "tokens": 2, "val_loss": 2.9, "islands": rows[:1]},
     ]
     monkeypatch.setattr(Records, "read_whole", lambda _: lines)
-    runs = plan_runs(["diloco"], [], 1, Path("study"))
+    runs = plan_runs(["diloco", "b=diloco"], [], 1, Path("study"))
     found = compare(runs, targets=[3.0], links=[], problems={})
     assert found.spread(found.needed(3.0)[0], "diloco").mean is None
+    assert found.unequal == ()
+    kept = {runs[0].folder: lines, runs[1].folder: lines[:1]}
+    monkeypatch.setattr(Records, "read_whole", lambda records: kept[records.folder])
+    found = compare(runs, targets=[3.0], links=[], problems={})
+    assert found.unequal == ("islands whose texts are evaluated at the end",)

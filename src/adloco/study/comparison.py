@@ -13,7 +13,7 @@ from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
 from adloco.metrics import ROUND, Metric, Record, validation
 from adloco.plan.link import Link
-from adloco.rules.outcome import of_newest_text
+from adloco.rules.outcome import islands_in, of_newest_text
 from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
 from adloco.run.records import Records
@@ -216,6 +216,9 @@ def compare(
     unequal = inequalities(runs, varied)
     text_varies = any(setting.startswith("data.") for setting in varied)
     unequal += [f"text (fingerprints {other})"] if len(known) > 1 and not text_varies else []
+    last = [alike[-1] for records in rounds if (alike := of_newest_text(records))]
+    if len({islands_in(record) for record in last}) > 1 and not text_varies:
+        unequal.append("islands whose texts are evaluated at the end")
     comparison = Comparison(
         arms=arms,
         axes={
