@@ -275,7 +275,7 @@ def test_a_merge_in_few_bits(wire: WireFormat, of_params: int, of_momentum: int)
 
     There are four workers, and a weight and a bias, of a block each.
     """
-    run = two_trainers(wire=wire, feedback=Feedback(feedback="memory"))
+    run = two_trainers(wire=wire, feedback=Feedback(feedback="none"))
     params, moved = (
         [[tensor.detach().clone() for tensor in each(run.trainers[i].outer)] for i in (0, 1)]
         for each in (OuterSync.parameters, OuterSync.momentum)

@@ -24,10 +24,6 @@ from adloco import (
     SwitchMode,
     TensorSource,
 )
-from adloco.algorithms import round as round_module
-from adloco.algorithms.merging import apply_merge
-from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import Worker
 from adloco.distributed.comm import block_sums as compression
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
@@ -39,7 +35,6 @@ from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.rules.merge import Merge
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,
@@ -130,7 +125,6 @@ def by_hand(
     streaming: Streaming,
     shares: tuple[int, int],
     wire: Int1 | None = None,
-    feedback: str = "params",
 ) -> tuple[Tensor, list[Tensor]]:
     """Streaming DiLoCo with two workers, written as in the paper.
 
@@ -155,8 +149,6 @@ def by_hand(
                         travelling[place] = torch.zeros_like(state[place])
                         for weight, own, residual in zip(weights, params, residuals, strict=True):
                             wanted = state[place] - own[place].detach()
-                            if feedback == "memory":
-                                wanted += residual[place]
                             sent = (
                                 there_and_back(weight * wanted, wire) / weight if wire else wanted
                             )
@@ -172,9 +164,7 @@ def by_hand(
                     state[place] = state[place] - 0.7 * (gradient + 0.6 * velocity[place])
                     for own, residual in zip(params, residuals, strict=True):
                         kept = float(streaming.alpha)
-                        begins_at = (
-                            state[place] - residual[place] if feedback == "params" else state[place]
-                        )
+                        begins_at = state[place] - residual[place]
                         own[place].data.copy_(kept * own[place].data + (1 - kept) * begins_at)
             if step == 6:
                 break
@@ -214,18 +204,17 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kept", ["memory", "params"])
 @pytest.mark.parametrize(
     "streaming",
     [Streaming(alpha=0.0), Streaming(fragments=2, tau=2, alpha=0.5)],
     ids=["plain", "streaming"],
 )
-def test_feedback_equals_its_definition(streaming: Streaming, kept: Any) -> None:
+def test_feedback_equals_its_definition(streaming: Streaming) -> None:
     """Residuals are float32, and everything else is float64."""
     wire = Int1(block=16)
-    run = language_run(streaming=streaming, wire=wire, feedback=Feedback(feedback=kept))
+    run = language_run(streaming=streaming, wire=wire)
     list(run.rounds(3))
-    state, workers = by_hand(3, streaming, (5, 4), wire, kept)
+    state, workers = by_hand(3, streaming, (5, 4), wire)
     torch.testing.assert_close(params_of(run), state, rtol=1e-5, atol=1e-6)
     for worker, expected in enumerate(workers):
         own = torch.cat(
@@ -326,10 +315,9 @@ def test_a_lone_worker_stands_where_its_trainer_does() -> None:
     "other",
     [
         {},
-        {"wire": Int1(block=16), "feedback": Feedback(feedback="memory")},
         {"wire": Int1(block=16), "feedback": Feedback(feedback="none")},
     ],
-    ids=["fp32", "memory", "none"],
+    ids=["fp32", "none"],
 )
 def test_a_state_is_for_the_same_feedback(other: dict[str, Any]) -> None:
     first, second = language_run(wire=Int1(block=16)), language_run(**other)
@@ -402,71 +390,19 @@ def test_a_merge_finds_all_at_their_trainers_parameters(
     list(run.rounds(2))
 
 
-@pytest.mark.parametrize("fate", ["keep", "mean", "reset"])
-def test_what_waits_in_memory_has_the_fate_of_inner_state(
-    fate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = language_run(
-        num_trainers=2,
-        workers_per_trainer=2,
-        wire=Int1(block=16),
-        feedback=Feedback(feedback="memory"),
-        fates=MergeFates(inner_state=fate),
-        merge=MergeSmallest(count=2, every=2, first_round=2),
-    )
-    expected: dict[int, list[Tensor]] = {}
-
-    def watched(
-        merge: Merge, trainers: dict[int, Trainer], workers: dict[int, Worker], *rest: Any
-    ) -> Any:
-        waiting = {
-            worker.id: copy.deepcopy(worker.replica.residuals) for worker in workers.values()
-        }
-        weights = {
-            worker: merge.weights[trainer.id] / 2
-            for trainer in trainers.values()
-            for worker in trainer.worker_ids
-        }
-        mean = [
-            sum(weights[worker] * own[place] for worker, own in waiting.items())
-            for place in range(5)
-        ]
-        expected.update(
-            {
-                worker: {"keep": own, "mean": mean, "reset": [0 * tensor for tensor in own]}[fate]
-                for worker, own in waiting.items()
-            }
-        )
-        return apply_merge(merge, trainers, workers, *rest)
-
-    monkeypatch.setattr(round_module, "apply_merge", watched)
-    list(run.rounds(2))
-    assert len(expected) == 4
-    for worker in run.workers.values():
-        for got, wanted in zip(worker.replica.residuals, expected[worker.id], strict=True):
-            torch.testing.assert_close(got, wanted)
-
-
 @pytest.mark.parametrize(
-    ("wire", "kept"),
-    [
-        (None, "auto"),
-        (Int4(block=8), "auto"),
-        (Int2(block=8), "auto"),
-        (Int1(block=16), "auto"),
-        (Int1(block=16), "memory"),
-    ],
-    ids=["fp32", "int4", "int2", "int1", "int1 in memory"],
+    "wire",
+    [None, Int4(block=8), Int2(block=8), Int1(block=16)],
+    ids=["fp32", "int4", "int2", "int1"],
 )
 @pytest.mark.parametrize(
     "step", [4, 9, *(pytest.param(step, marks=pytest.mark.nightly) for step in (1, 6, 7, 15))]
 )
-def test_stopped_anywhere_it_resumes_bit_for_bit(step: int, wire: Any, kept: Any) -> None:
+def test_stopped_anywhere_it_resumes_bit_for_bit(step: int, wire: Any) -> None:
     """Residuals, mixed parameters and diverged workers survive, also if a fragment is in flight."""
     settings = {
         "streaming": Streaming(fragments=2, tau=2),
         "wire": wire,
-        "feedback": Feedback(feedback=kept),
     }
     data = Interrupting(tokens(2000, 4))
     whole, first, second = (

@@ -259,7 +259,7 @@ def test_feedback_that_keeps_nothing_is_said() -> None:
         ([("wire.format", "fp32"), ("wire.feedback", "params")], True),
         ([("wire.format", "int4"), ("wire.feedback_decay", "1")], True),
         ([("wire.format", "int4"), ("wire.feedback", "none")], False),
-        ([("wire.format", "int4"), ("wire.feedback", "memory")], False),
+        ([("wire.format", "int4"), ("wire.feedback", "params")], False),
         ([("wire.format", "int1"), ("wire.feedback_decay", "1")], False),
     ]:
         recipe = build_recipe(override(read_values("diloco"), flags))

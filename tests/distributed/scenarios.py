@@ -200,11 +200,10 @@ def padded(**changes: Any) -> dict[str, Any]:
     return result(streaming(**settings | changes), 3)
 
 
-IN_MEMORY = Feedback(feedback="memory", feedback_decay=1.0)
 RUNS: dict[str, Callable[..., AdLoCo]] = {
     "plain": run_here,
     # In bf16 blocks say nothing: shards may end anywhere.
-    "streaming": partial(streaming, wire=Bf16(), feedback=IN_MEMORY),
+    "streaming": partial(streaming, wire=Bf16(), feedback=Feedback(feedback="params")),
 }
 DATA: dict[str, Callable[[], TensorSource]] = {
     "plain": lambda: regression(6, samples=3000, dtype=torch.float64),
@@ -243,7 +242,6 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "language model": lambda: result(language_model(), 4, final_samples=11),
     "streaming": lambda: result(streaming(), 4),
     "padded: bf16, residual in parameters": lambda: padded(),
-    "padded: bf16, residuals in memory": lambda: padded(wire=Bf16(), feedback=IN_MEMORY),
     "padded: outer state in host memory": lambda: padded(memory=OuterMemory(on_host=True)),
     "lossy: int2": lambda: result(language_model(wire=Int2(block=8)), 4),
     "lossy: int4": lambda: result(language_model(wire=Int4(block=8)), 4),
@@ -254,9 +252,6 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         wire=Int4(block=8), feedback=Feedback(feedback="params", feedback_decay=1.0)
     ),
     "lossy: int1, streaming": lambda: result(streaming(wire=Int1(block=16)), 4),
-    "lossy: int1, residuals in memory": lambda: result(
-        streaming(wire=Int1(block=16), feedback=IN_MEMORY), 4
-    ),
 }
 
 

@@ -176,10 +176,10 @@ def test_what_fits_no_island_is_refused() -> None:
     ("settings", "copies"),
     [
         ((), 5),  # Parameters, gradients, Muon's momentum; global parameters and their momentum.
-        ((("wire.format", "int4"), ("wire.feedback", "memory")), 6),
+        ((("wire.format", "int4"), ("wire.feedback", "params")), 6),
         ((("outer.on_host", "true"),), 3),
-        ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "memory")), 3),
-        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "memory")), 4.5),
+        ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "params")), 3),
+        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 4.5),
         ((("model.dtype", "bf16"), ("outer.dtype", "model")), 2.5),
         ((("outer.update", "mean"),), 4),
         ((("outer.options", "{}"),), 4),

@@ -115,11 +115,6 @@ class _AppliedFates:
             [tensor for optimizer in worker.optimizers for tensor in optimizer_tensors(optimizer)]
             for worker in workers
         ]
-        # Residuals that are kept in the parameters were averaged with these before the merge (what
-        # rounding left of them stays with its worker).
-        if self._survivor.outer.syncing.residuals == "memory":
-            for worker, state in zip(workers, states, strict=True):
-                state += worker.replica.residuals
         means = self._mean(states, self._weights)
         for state in states:
             copy_all(means, state)

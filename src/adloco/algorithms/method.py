@@ -285,7 +285,7 @@ class Syncing:
         return at_least(self.wire, Int8())
 
     @property
-    def residuals(self) -> Literal["none", "memory", "params"]:
+    def residuals(self) -> Literal["none", "params"]:
         """Place where workers keep residuals (values that a sync leaves unsent); none: not kept."""
         return self.feedback.place(self.wire)
 

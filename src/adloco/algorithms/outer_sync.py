@@ -138,17 +138,16 @@ class OuterSync:
     def copy_to_workers(self, fragment: int, replicas: Sequence[Replica]) -> None:
         """Set a fragment of the local workers to the new global parameters.
 
-        If the residual is kept in the parameters, a worker's new values are the global parameters
-        less its residual, and what rounding to the worker's type leaves out of them remains in its
-        residual. The result is alpha x the worker's own parameters + (1 - alpha) x these values.
+        A worker that keeps a residual has it in its parameters: its new values are the global ones
+        less the residual, in which what rounding to the worker's type leaves out remains. The
+        result is alpha x the worker's own parameters + (1 - alpha) x these values.
         """
         kept = self.syncing.streaming.own_weight
         for replica in replicas:
-            moves = self.syncing.residuals == "params" and replica.residuals
             for index in self.fragments[fragment]:
                 worker = local(replica.params[index])
                 start = local(self.global_params[index]).to(worker.device)
-                residual = local(replica.residuals[index]) if moves else None
+                residual = local(replica.residuals[index]) if replica.residuals else None
                 if residual is not None:
                     # The next difference is taken from the origin as the worker's type has it, so
                     # the residual must be, too: otherwise each sync would lose a rounding.

@@ -327,7 +327,7 @@ class Recipe:
         ):
             return (
                 "wire.feedback and wire.feedback_decay change nothing: no residual is kept in this "
-                "recipe; give a lossy wire.format, and wire.feedback memory or params"
+                "recipe; give a lossy wire.format, and wire.feedback params"
             )
         largest, _ = self.after_merges
         return next(filter(None, (own.unused(largest) for own in self.options.values())), "")

@@ -53,8 +53,8 @@ class MergeFates:
     """State of the outer optimizer. weighted: the merged trainers' mean, weighted by requested
     batch; survivor: the survivor's own; reset: empty, as at the start."""
     inner_state: Literal["keep", "mean", "reset"] = "keep"
-    """Inner optimizer state and residuals of the merged trainers' workers. keep: each worker keeps
-    its own; mean: their mean, weighted by requested batch; reset: empty, as at the start."""
+    """Inner optimizer state of the merged trainers' workers. keep: each worker keeps its own; mean:
+    their mean, weighted by requested batch; reset: empty, as at the start."""
     streams: Literal["keep", "balance"] = "keep"
     """keep: each worker keeps its data stream; balance: the least-read streams go to the trainers
     with the largest requests per worker.

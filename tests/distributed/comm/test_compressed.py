@@ -33,10 +33,9 @@ FORMATS: dict[str, tuple[WireFormat, Feedback]] = {
     "bf16": (Bf16(), Feedback()),
     "int8": (Int8(), Feedback()),
     "int4": (Int4(), Feedback()),
-    "int4 feedback": (Int4(), Feedback(feedback="memory", feedback_decay=1.0)),
+    "int4 feedback": (Int4(), Feedback(feedback="params", feedback_decay=1.0)),
     "int2": (Int2(), Feedback()),
     "int1": (Int1(), Feedback()),
-    "int1, residual in memory": (Int1(), Feedback(feedback="memory")),
 }
 RANKS_AND_WORKERS = [(2, 2), (2, 5), (3, 4), (4, 4)]
 SHAPES = [(3, 70), (5,), (), (0,), (1000,), (64, 128)]

@@ -53,7 +53,7 @@ class WholeNumbers:
 )
 def test_what_auto_is(wire: WireFormat | None, place: str) -> None:
     assert Feedback().place(wire) == place
-    for given in ("none", "memory", "params"):
+    for given in ("none", "params"):
         assert Feedback(feedback=given).place(wire) == (given if wire else "none")
 
 
@@ -65,8 +65,6 @@ def test_what_auto_is(wire: WireFormat | None, place: str) -> None:
         # 2 and 1, so global becomes 29. The first has 5 - 2 / (1/2) = 1 left, and keeps 0.5 of it.
         # Then both move by 3.5, of which half is sent as 1 each, and global becomes 27.
         ("none", (29.0, 29.0), None, 27.0),
-        # The first worker sends half of 3.5 + 0.5, which is 2.
-        ("memory", (29.0, 29.0), (0.5, 0.0), 26.0),
         # It begins at 29 - 0.5 and moves to 25, so half of 4 is sent.
         ("params", (28.5, 29.0), (0.0, 0.0), 26.0),
     ],
@@ -125,7 +123,7 @@ def test_what_rounding_to_bf16_leaves_out_of_the_parameters_stays_in_memory() ->
     assert replicas[0].residuals[0].item() == -0.25
 
 
-@pytest.mark.parametrize("feedback", ["auto", "none", "memory", "params"])
+@pytest.mark.parametrize("feedback", ["auto", "none", "params"])
 def test_a_format_of_ones_own_trains(feedback: Any) -> None:
     run = make_run(wire=WholeNumbers(unit=2**-8), feedback=Feedback(feedback=feedback))
     losses = [report.train_loss for report in run.rounds(6)]
@@ -133,7 +131,7 @@ def test_a_format_of_ones_own_trains(feedback: Any) -> None:
     one, other = (worker.replica for worker in run.workers.values())
     assert bool(one.residuals) == (feedback != "none")
     equal = all(a.equal(b) for a, b in zip(one.params, other.params, strict=True))
-    assert equal == (feedback in ("none", "memory"))
+    assert equal == (feedback == "none")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +139,7 @@ def test_a_format_of_ones_own_trains(feedback: Any) -> None:
     [
         (
             {"feedback": "ef21"},
-            "feedback must be auto, none, memory or params, got 'ef21'",
+            "feedback must be auto, none or params, got 'ef21'",
         ),
         *(
             (
