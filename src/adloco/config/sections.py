@@ -250,8 +250,8 @@ class Recipe:
 
     @property
     def after_merges(self) -> tuple[int, int]:
-        """(workers of a trainer, trainers) after all merges that the run has time for: one trainer
-        has all workers, if trainers merge.
+        """(workers of a trainer, trainers) after the last merge of a run that is long enough for
+        it: if trainers merge, one has all workers in the end.
         """
         method = self.method
         if isinstance(self.merge, NoMerge):

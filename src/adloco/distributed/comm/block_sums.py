@@ -1,7 +1,7 @@
 """Sums of encoded blocks over all workers, which live on one island or on several.
 
-The sum of more than two workers is encoded again: each island adds up the rows that
-its workers own, and both directions are compressed. Of two workers each receives the other's rows.
+The sum of more than two workers is encoded again: each island adds up the rows that its workers
+own, and both directions are compressed. Of two workers each receives the other's rows.
 """
 
 from collections.abc import Iterator
