@@ -76,7 +76,7 @@ def test_a_machine_that_others_cannot_reach(
 
 
 @pytest.mark.parametrize(
-    "more", ["", "--model.dtype bf16 --wire.format int4 --wire.feedback memory"]
+    "more", ["", "--model.dtype bf16 --wire.format int4 --wire.feedback params"]
 )
 def test_the_size_of_a_checkpoint(more: str, small: list[str], tmp_path: Path) -> None:
     """Of a run that is stopped in a round. Besides the tensors, it has some kilobytes of text."""
