@@ -1,5 +1,6 @@
 """The cluster's file, and the seconds of a step that follow from measured speeds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def test_seconds_of_a_step() -> None:
     # 12 samples take two passes of 6, each halfway from 2 to 4 s.
     assert one.step_seconds(12) == (6.0, 6.0)
     assert one.step_seconds(12, largest_pass=4) == (6.0, 6.0)
+    # Half a second of each pass is the update: two passes of 8 samples take 3.5 + 3.5 + 0.5 s.
+    updating = replace(one, update_seconds=0.5)
+    assert updating.step_seconds(8) == (4.0, 4.0)
+    assert updating.step_seconds(16) == (7.5, 7.5)
     slower = Cluster(islands=2, bandwidth="1mbit", samples_per_second={1: 1.0}, speeds=(1.0, 0.5))
     assert slower.step_seconds(1) == (1.0, 2.0)
 
@@ -48,6 +53,7 @@ def test_seconds_of_a_step() -> None:
         ("islands = 2", "", "islands must be given"),
         ("islands = 2", "islnds = 2", "no entry islnds"),
         ("[1.0, 0.5]", "[1.0]", "speeds must have one number > 0 for each of the 2"),
+        ("islands = 2", "islands = 2\nupdate_seconds = 1", "update_seconds must be < 1, the sec"),
         ("1 = 1.0", "0 = 1.0", "samples_per_second must have at least one line"),
         ("1 = 1.0", "x = 1.0", "samples_per_second must be a table such as { 8 = 1 }, got {'x'"),
         ("islands = 2", "islands = ", "is not a TOML file"),

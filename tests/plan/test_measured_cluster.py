@@ -10,7 +10,11 @@ from adloco.plan.measured_cluster import cluster_text, write_measured
 
 def write(path: Path, rates: dict[int, float], jitter: float) -> None:
     write_measured(
-        path, samples_per_second=rates, jitter=jitter, origin="on 2026-01-02 with\nsingle"
+        path,
+        samples_per_second=rates,
+        update_seconds=0.00123,
+        jitter=jitter,
+        origin="on 2026-01-02 with\nsingle",
     )
 
 
@@ -24,6 +28,7 @@ def test_a_new_file(tmp_path: Path) -> None:
         'bandwidth = "100mbit"  # of the link between islands, each way\n'
         'latency = "20ms"  # one way\n'
         "sync_seconds = 0.0  # of a sync, besides its transfer\n"
+        "update_seconds = 0.0012  # of an inner step, besides its passes, measured\n"
         "jitter = 0.031  # standard deviation of a step's seconds over their mean, "
         "measured\n"
         "failures_per_day = 0.0  # of one island\n"
@@ -56,7 +61,7 @@ def test_a_file_of_the_users_own_gets_what_it_lacks(tmp_path: Path) -> None:
     path.write_text('islands = 3\nbandwidth = "1gbit"\n[samples_per_second] # guessed\n1 = 1')
     write(path, {4: 3.0}, 0.25)
     assert path.read_text() == (
-        'islands = 3\nbandwidth = "1gbit"\njitter = 0.25\n\n'
+        'islands = 3\nbandwidth = "1gbit"\nupdate_seconds = 0.0012\njitter = 0.25\n\n'
         "[samples_per_second] # guessed\n4 = 3.0\n"
     )
 

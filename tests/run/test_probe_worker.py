@@ -72,6 +72,8 @@ def test_the_median_of_plain_steps_after_one_that_warms_up(
     }
     assert found.samples_per_second == pytest.approx({2: 2.0, 6: 3.0})
     assert found.jitter == pytest.approx(0)
+    assert found.of_two_passes == pytest.approx([4.0] * STEPS)
+    assert found.update_seconds == pytest.approx(0, abs=1e-9), "the clock moves in passes alone"
 
 
 @pytest.mark.nightly
@@ -89,7 +91,11 @@ def test_a_size_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
 
 def test_samples_of_all_ranks_count() -> None:
     """In the median step of 2 s, 3 ranks train on 8 samples each."""
-    found = Throughput(ranks=3, step_seconds={8: [1.0, 2.0, 7.0], 2: [0.5, 0.5]})
+    steps = {8: [1.0, 2.0, 7.0], 2: [0.5, 0.5]}
+    found = Throughput(ranks=3, step_seconds=steps, of_two_passes=[3.0, 3.6, 9.0])
+    assert found.update_seconds == pytest.approx(0.4), "1.6 + 0.4 s, and 1.6 + 1.6 + 0.4 s"
+    assert replace(found, of_two_passes=[4.1]).update_seconds == 0
+    assert replace(found, of_two_passes=[2.5]).update_seconds == 0.45
     assert found.median_seconds == {2: 0.5, 8: 2.0}
     assert found.samples_per_second == {6: 12.0, 24: 12.0}
 
@@ -100,10 +106,12 @@ def test_jitter_is_that_of_normal_seconds_and_ignores_a_few_late_steps() -> None
     late = [*seconds.tolist(), *[30.0] * 20]
     expected = seconds.std() / seconds.mean()
     for steps in (seconds.tolist(), late):
-        found = Throughput(ranks=1, step_seconds={8: steps, 1: [1.0, 5.0, 9.0]})
+        found = Throughput(
+            ranks=1, step_seconds={8: steps, 1: [1.0, 5.0, 9.0]}, of_two_passes=[1.0]
+        )
         assert found.jitter == pytest.approx(expected, rel=0.02)
     low, high = np.percentile([1.0, 1.1, 1.5, 2.0], [25, 75])
-    four = Throughput(ranks=1, step_seconds={1: [1.1, 2.0, 1.0, 1.5]})
+    four = Throughput(ranks=1, step_seconds={1: [1.1, 2.0, 1.0, 1.5]}, of_two_passes=[1.0])
     assert four.jitter == pytest.approx((high - low) / 1.349 / 1.3)
 
 

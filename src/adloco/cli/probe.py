@@ -123,11 +123,13 @@ class Probe(RanksCommand):
             write_measured(
                 file,
                 samples_per_second=found.samples_per_second,
+                update_seconds=found.update_seconds,
                 jitter=found.jitter,
                 origin=f"on {date.today()} with {shlex.join(words)}",
             )
         console.print(
-            f"an island of {counted(found.ranks, 'rank')}; jitter {found.jitter:.2g}: standard "
+            f"an island of {counted(found.ranks, 'rank')}; {found.update_seconds:.3f} s of a step "
+            f"are its update; jitter {found.jitter:.2g}: standard "
             "deviation of a step's seconds over their mean"
             f"{' (a busy machine: measure again on an idle one)' * (found.jitter > BUSY)}\n"
             f"written to {file}; describe your islands and their link there, for adloco plan "

@@ -38,6 +38,9 @@ class Cluster:
     sync_seconds: float = 0.0
     """Seconds of a sync besides its transfer: encoding, adding up, the outer step. A step of
     data-parallel training has a sync, and in streaming each fragment has one."""
+    update_seconds: float = 0.0
+    """Seconds of an inner step besides its passes: of the optimizer above all. They are part of
+    `samples_per_second`, which was measured with one pass in a step."""
     jitter: float = 0.0
     """Standard deviation of a step's seconds over their mean."""
     speeds: tuple[float, ...] = ()
@@ -66,10 +69,16 @@ class Cluster:
         require_choices(self)
         require_range(
             self,
-            *("sync_seconds", "jitter", "failures_per_day", "restart_seconds"),
-            *("price_per_hour", "memory_gib"),
+            *("sync_seconds", "update_seconds", "jitter", "failures_per_day"),
+            *("restart_seconds", "price_per_hour", "memory_gib"),
             at_least=0,
             below=math.inf,
+        )
+        shortest = min(size / rate for size, rate in self.samples_per_second.items())
+        require(
+            self.update_seconds < shortest,
+            f"update_seconds must be < {shortest:.3g}, the seconds of the shortest pass of "
+            f"samples_per_second, got {self.update_seconds}",
         )
         require(
             len(self.speeds) in (0, self.islands) and all(speed > 0 for speed in self.speeds),
@@ -98,7 +107,8 @@ class Cluster:
         return max(sorted(self.samples_per_second), key=lambda size: self.samples_per_second[size])
 
     def pass_seconds(self, samples: float) -> float:
-        """Mean seconds of a pass of an island of speed 1, by linear interpolation of what is known.
+        """Mean seconds of a pass with an update, of an island of speed 1, by linear interpolation
+        of what is known.
 
         Smaller passes than known ones take as long as the smallest, larger ones in proportion to
         their samples.
@@ -119,13 +129,13 @@ class Cluster:
 
         Args:
             worker_batch: Samples of a worker in a step, or of each island's worker; balanced passes
-                are accumulated.
+                are accumulated, with one update.
             largest_pass: Most samples of a pass; 0: the largest pass of which the speed is known.
         """
         each = worker_batch if isinstance(worker_batch, Sequence) else [worker_batch] * self.islands
         passes = [self.passes(samples, largest_pass) for samples in each]
         return tuple(
-            count * self.pass_seconds(samples / count) / speed
+            (count * self.pass_seconds(samples / count) - (count - 1) * self.update_seconds) / speed
             for count, samples, speed in zip(passes, each, self.all_speeds, strict=True)
         )
 

@@ -64,6 +64,7 @@ class FittedLink:
             latency="0s",
             sync_seconds=second * terms["latency"],
             jitter=second * terms["stragglers"] / (slower * step * expected_largest(alone, alike)),
+            update_seconds=slower * cluster.update_seconds,
             samples_per_second={
                 size: speed / slower for size, speed in cluster.samples_per_second.items()
             },

@@ -19,6 +19,7 @@ islands = 2  # workers that are joined by slow links
 bandwidth = "100mbit"  # of the link between islands, each way
 latency = "20ms"  # one way
 sync_seconds = 0.0  # of a sync, besides its transfer
+update_seconds = 0.0  # of an inner step, besides its passes, measured
 jitter = 0.0  # standard deviation of a step's seconds over their mean, measured
 failures_per_day = 0.0  # of one island
 restart_seconds = 60.0  # from a failure until training continues
@@ -52,13 +53,19 @@ def cluster_text(path: Path) -> str:
 
 
 def write_measured(
-    path: Path, *, samples_per_second: Mapping[int, float], jitter: float, origin: str
+    path: Path,
+    *,
+    samples_per_second: Mapping[int, float],
+    update_seconds: float,
+    jitter: float,
+    origin: str,
 ) -> None:
     """Write a cluster's description, or replace what was measured in the one that is there.
 
     Args:
         path: The TOML file.
         samples_per_second: Samples of a pass -> samples per second of one island.
+        update_seconds: Seconds of an inner step besides its passes.
         jitter: Standard deviation of a step's seconds over their mean.
         origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
 
@@ -72,6 +79,7 @@ def write_measured(
             "cluster."
         )
     document = tomlkit.parse(f"{first}\n{rest}")
+    document["update_seconds"] = float(f"{update_seconds:.2g}")
     document["jitter"] = float(f"{jitter:.2g}")
     table = document["samples_per_second"]
     assert isinstance(table, AbstractTable)
