@@ -145,7 +145,10 @@ def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
     found = candidates(["diloco"], [*budget, ("merge.policy", "smallest")], cluster)
     target = tokens_target(found, parameters=1e6, noise_scale=8.0)
     assert len({predict(one, WORKLOAD, cluster, target).tokens for one in found}) == 1
+    said = "Trainers that never merge make the progress each by itself."
+    assert said not in target.assumptions
     apart = candidates(["diloco"], budget, cluster)
+    assert said in tokens_target(apart, parameters=1e6, noise_scale=8.0).assumptions
     each = 1e8 / (16 * apart[0].recipe.data.context_tokens * 50)
     for one, trainers in zip(apart, (1, 2, 4), strict=True):
         behind = gap(1e6, 1e8, 8 // trainers, each).expected

@@ -89,6 +89,8 @@ def tokens_target(
         if noise_scale
         else "The noise scale is not known, so larger batches cost no tokens: give --noise-scale."
     )
+    several = any(candidate.recipe.after_merges[1] > 1 for candidate in found)
+    apart = ("Trainers that never merge make the progress each by itself.",) if several else ()
     return Target(
         name=f"the progress that {tokens:,.0f} tokens make in data-parallel training"
         + (f" with {smallest} samples a step" if noise_scale else ""),
@@ -97,6 +99,7 @@ def tokens_target(
         prices_batches=noise_scale is not None,
         assumptions=(
             batches,
+            *apart,
             f"Fewer syncs cost tokens by a law of runs with {RUNS}. The longest of them cost more "
             "than it says, and far from these it is a guess. Wire format and overlap cost none. "
             "Give --runs of your own to replace it.",
