@@ -1,6 +1,7 @@
 """A plan on a link that was measured, against constants that are known."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,11 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
     found = planned(links, "diloco", 36, "fp32", on(20e6))
     assert found.round.waiting == pytest.approx(0.2 * 6, rel=1e-3)
     assert found.round.total == pytest.approx(0.55 * 36 + 0.2 * 6 + 2.4, rel=1e-3)
+    # Of two passes of 2 s each, one has no update of 0.2 s; the steps are slower by a tenth.
+    updating = replace(on(20e6), update_seconds=0.2)
+    more = ("batch.initial", "64"), ("switch.max_micro_batch", "8")
+    steps = planned(links, "diloco", 36, "fp32", updating, *more).step_seconds
+    assert steps == pytest.approx((1.1 * 3.8,) * 4, rel=1e-3)
 
 
 @pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])

@@ -152,12 +152,19 @@ class Method:
         )
         return self.sync_every
 
+    def after_merges(self, policy: MergePolicy) -> tuple[int, int]:
+        """(workers of a trainer, trainers) after the last merge of a run that is long enough for
+        it: if trainers merge, one has all workers in the end.
+        """
+        if isinstance(policy, NoMerge):
+            return self.workers_per_trainer, self.num_trainers
+        return self.num_workers, 1
+
     def syncs(self, policy: MergePolicy) -> bool:
         """True if a trainer has several workers, at the start or after a merge. A lone worker sends
         nothing at a sync.
         """
-        merges = self.num_trainers > 1 and not isinstance(policy, NoMerge)
-        return self.workers_per_trainer > 1 or merges
+        return self.after_merges(policy)[0] > 1
 
 
 @dataclass(frozen=True, kw_only=True)

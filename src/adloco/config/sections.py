@@ -34,7 +34,6 @@ from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.controller import BatchController, BatchGuards
 from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge import MergeFates, MergePolicy
-from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.shares import Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
@@ -250,13 +249,8 @@ class Recipe:
 
     @property
     def after_merges(self) -> tuple[int, int]:
-        """(workers of a trainer, trainers) after the last merge of a run that is long enough for
-        it: if trainers merge, one has all workers in the end.
-        """
-        method = self.method
-        if isinstance(self.merge, NoMerge):
-            return method.workers_per_trainer, method.num_trainers
-        return method.num_workers, 1
+        """(workers of a trainer, trainers) in the end; see `Method.after_merges`."""
+        return self.method.after_merges(self.merge)
 
     def schedule_tokens(self) -> int:
         """Tokens at which the schedule of the learning rate ends; 0 if it is constant.

@@ -2,7 +2,6 @@
 placement of its workers, its task with the data, its model, and the micro-batch that fits.
 """
 
-import math
 import os
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -21,9 +20,6 @@ from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder, num_bytes
-from adloco.rules.batch_rules.ramp import RampBatch
-from adloco.rules.batch_rules.seesaw import Seesaw
-from adloco.rules.batch_rules.warmup import BatchWarmup
 from adloco.run.budget import Budget
 from adloco.run.environment import (
     choose_device,
@@ -39,6 +35,7 @@ from adloco.run.micro_batch_probe import probe
 from adloco.run.opened import Opened, option_copies, outer_copies, residual_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
+from adloco.run.unusual import cut_batches, other_schedule
 from adloco.run.warm_start import WarmStart
 from adloco.tasks.island_texts import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
@@ -94,19 +91,9 @@ def prepare_run(
     if stored:
         return RunParts(**vars(opened), notices=notices)
     other, task = recipe.model_options.from_run, opened.task
-    rate, tokens = recipe.learning_rate, recipe.run.tokens
-    if largest_planned(recipe) > recipe.guards.maximum:
-        notices.append(
-            f"batch.maximum is {recipe.guards.maximum}, which is less than the largest batch that "
-            "the plan of batch.rule has; batches end there"
-        )
-    if rate.shape != "constant" and 0 < tokens != rate.total_tokens:
-        notices.append(
-            f"learning_rate.total_tokens is {rate.total_tokens:,} and run.tokens {tokens:,}, so "
-            "the learning rate does not end its fall with the run; total_tokens 0 is run.tokens"
-        )
     start = WarmStart(Path(other), task, placement, problem) if other else None
-    notices += [recipe.unused, read_whole(opened.builder, placement)]
+    notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
+    notices.append(read_whole(opened.builder, placement))
     notices += [start.notice] if start else []
     if not recipe.data.streaming:
         repeated = Budget.of(recipe).many_passes(task.num_train_samples(0))
@@ -146,18 +133,6 @@ def _open(
         else model_builder(recipe, task, stored, placement),
         precision=choose_precision(recipe.run.precision, placement.device),
     )
-
-
-def largest_planned(recipe: Recipe) -> float:
-    """The largest batch of a rule that follows a plan of the recipe; 0 for other rules."""
-    rule, rate = recipe.batch, recipe.learning_rate
-    if isinstance(rule, RampBatch):
-        return max(rule.first, rule.last)
-    if isinstance(rule, BatchWarmup):
-        return max(rule.batches)
-    if isinstance(rule, Seesaw):
-        return recipe.guards.initial / rate.final_fraction if rate.final_fraction else math.inf
-    return 0
 
 
 def build_algorithm(parts: RunParts) -> AdLoCo:

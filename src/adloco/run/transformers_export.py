@@ -67,13 +67,13 @@ def export(
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end)
         # transformers' pipeline and generate stop at this id, and a text from packed documents
         # begins with it.
-        configs = [model.config, getattr(model, "generation_config", None)]
-        for config in filter(None, configs):
+        generation: Any = getattr(model, "generation_config", None)
+        for config in filter(None, (model.config, generation)):
             config.eos_token_id = end
             if packed and not source.weights:
                 config.bos_token_id = end
-        if configs[1] is not None:
-            configs[1].pad_token_id = end
+        if generation:
+            generation.pad_token_id = end
         model.save_pretrained(temporary)
         tokenizer.model_max_length = min(
             tokenizer.model_max_length,

@@ -150,6 +150,7 @@ class IslandTexts:
         """The samples of all streams before those of the first island begin again."""
         streams = {island: self._streams.streams_of(island) for island in self._samples}
         each = (self._samples[island] // number for island, number in streams.items())
+        # A text that has fewer is refused where it is read; the others must not divide by 0 here.
         return max(1, min(each)) * sum(streams.values())
 
     def largest_source(self) -> Source:
