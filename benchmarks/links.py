@@ -21,8 +21,8 @@ Seconds are those since the first round began, evaluations included. --json keep
 every round; links.json and links_latency.json beside this file are of 2026-11-21. Every flag of the
 form --section.key VALUE is a setting of adloco for all arms, for instance --model.hidden_size 64.
 
-The arm diloco-auto chooses H itself. What a run would take if its steps took as long as another's
-is in the table too: the seconds outside of inner steps, and those of a step.
+What a run would take if its steps took as long as another's is in the table too: the seconds
+outside of inner steps, and those of a step.
 """
 
 import argparse
@@ -61,7 +61,6 @@ ARMS: dict[str, tuple[str, Flags]] = {
         for name in FORMATS
     },
     "diloco-int4-overlap": ("diloco", [("wire.format", "int4"), *OVERLAP]),
-    "diloco-auto": ("diloco", [("wire.format", "fp32"), ("auto.sync_interval", "true")]),
 }
 """The recipe and the flags of each arm."""
 

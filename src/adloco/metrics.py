@@ -146,10 +146,8 @@ METRICS = tuple(
 
 
 def change_text(change: Record) -> str:
-    """A changed setting with its values, for instance `sync_every 20 -> 40`."""
-    name = change["setting"]
-    metric = ROUND.get(name, Metric(name, name, COUNT))
-    return f"{metric.name} {metric.text(change['before'])} -> {metric.text(change['after'])}"
+    """A changed setting with its values, for instance `pass_limit 8 -> 4`."""
+    return f"{change['setting']} {change['before']:,} -> {change['after']:,}"
 
 
 def clipped_by(row: Mapping[str, Any], cap: int | None) -> str:

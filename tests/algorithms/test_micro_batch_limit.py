@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.multiprocessing import ProcessRaisedException
 
 from adloco import AdLoCo, BatchGuards, NormTest, SwitchMode
+from adloco.algorithms.reports import Change
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.errors import OutOfMemoryError
-from adloco.rules.chosen import Change
 from tests.problems import BlockLM, adamw, make_run, next_token, outer_sgd, params_of, tokens
 
 
@@ -92,14 +92,14 @@ def test_in_the_middle_of_a_step_that_accumulates_and_tests() -> None:
     torch.testing.assert_close(params_of(small), params_of(plain), rtol=1e-9, atol=1e-12)
     estimate = small.trainers[0].controller.estimate
     assert estimate is not None
-    assert small.state.chosen.pass_limit == 1
+    assert small.state.pass_limit == 1
 
 
 def test_the_limit_resumes_from_a_checkpoint() -> None:
     run, resumed = language(Small(4)), language(Small(4))
     run.round()
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
-    assert resumed.state.chosen.pass_limit == run.state.chosen.pass_limit == 3
+    assert resumed.state.pass_limit == run.state.pass_limit == 3
     report = resumed.round()
     assert report is not None
     assert (report.changes, report.trainers[0].micro_batch) == ((), 3)
@@ -120,7 +120,7 @@ def test_the_limit_of_a_worker_lasts_when_its_round_is_stopped_and_resumed() -> 
     resumed.load_state_dict(copy.deepcopy(run.state_dict()))
     report = resumed.round()
     assert report is not None and report.changes[0].after == 3
-    assert resumed.state.chosen.pass_limit == 3
+    assert resumed.state.pass_limit == 3
 
 
 def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught() -> None:
@@ -134,7 +134,7 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
         )
     )
     run.round()
-    assert run.state.chosen.pass_limit == 6
+    assert run.state.pass_limit == 6
     with pytest.raises(RuntimeError, match="something else"):
         language(Small(6, message="something else")).round()
 
@@ -198,7 +198,7 @@ def on_ranks() -> tuple[int, int]:
     run.round()
     report = run.round()
     assert report is not None
-    return run.state.chosen.pass_limit, report.trainers[0].micro_batch
+    return run.state.pass_limit, report.trainers[0].micro_batch
 
 
 def test_all_ranks_take_the_smaller_ones() -> None:

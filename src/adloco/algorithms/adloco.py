@@ -39,7 +39,6 @@ from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object
 from adloco.errors import require
-from adloco.rules.chosen import Chosen
 from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
 
@@ -105,6 +104,7 @@ class AdLoCo:
                 learning_rate=learning_rate,
                 tokens_per_sample=problem.tokens_per_sample,
                 ranks=self.placement.ranks_per_worker,
+                sync_every=method.sync_every,
                 sync_growth=method.sync_growth,
             ),
             batching=self._batching,
@@ -120,9 +120,7 @@ class AdLoCo:
                 for worker in range(method.num_workers)
             },
         )
-        self.state = RunState(
-            workers=workers, trainers={}, chosen=Chosen(sync_every=method.sync_every)
-        )
+        self.state = RunState(workers=workers, trainers={})
         """The run's trainers, workers and counters."""
         self.state.stages = [
             SmallestOfAll(self._parts, self.state),
@@ -132,7 +130,7 @@ class AdLoCo:
                 if option.active
             ),
         ]
-        self._fragments = syncing.streaming.cut(layers(first.model), self.state.chosen.sync_every)
+        self._fragments = syncing.streaming.cut(layers(first.model), method.sync_every)
         for trainer in range(method.num_trainers):
             begin = trainer * method.workers_per_trainer
             ids = range(begin, begin + method.workers_per_trainer)
@@ -200,10 +198,8 @@ class AdLoCo:
 
     @property
     def sync_every(self) -> int:
-        """H of the next round: `method.sync_every`, longer by `method.sync_growth`, or what a stage
-        has chosen.
-        """
-        return self._parts.planner.sync_every(self.state, self.state.samples)
+        """H of the next round: `method.sync_every`, longer by `method.sync_growth`."""
+        return self._parts.planner.steps_of_round(self.state.samples)
 
     @property
     def samples_per_inner_step(self) -> int:

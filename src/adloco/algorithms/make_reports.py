@@ -110,7 +110,7 @@ def report_round(
         samples=state.samples,
         inner_steps=state.inner_steps,
         syncs=state.syncs,
-        sync_every=parts.planner.sync_every(state, state.samples - samples),
+        sync_every=parts.planner.steps_of_round(state.samples - samples),
         bytes_communicated=handed.between / len(done),
         # Ranks add up thirds of bytes in other orders.
         bytes_sent=round(handed.sent / len(done), 3),

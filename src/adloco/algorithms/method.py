@@ -1,7 +1,7 @@
 """The inputs of a run: the problem, and the sections of the method, each a frozen dataclass.
 
 `run/start.py` passes most sections of a recipe unchanged to `AdLoCo`; `Recipe.batching`, `merging`
-and `syncing` join those that belong together. The H in force is in `rules/chosen.py`.
+and `syncing` join those that belong together.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adloco.algorithms.cuda_graphs import CAPTURING
+from adloco.algorithms.reports import Change
 from adloco.algorithms.stage import Stage
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.errors import OutOfMemoryError
-from adloco.rules.chosen import Change
 
 if TYPE_CHECKING:
     import torch
@@ -88,12 +88,11 @@ class SmallestOfAll(Stage):
         done: Mapping[int, WorkerRound],
         report: RoundReport,
     ) -> RoundReport:
-        chosen = self._state.chosen
-        before = chosen.switch(self._parts.batching.switch).at_once
+        before = self._parts.batching.switch.at_most(self._state.pass_limit).at_once
         here = [worker.halving.limit or before for worker in self._state.workers.values()]
         after = -int(self._parts.placement.largest(-min(here)))
         if after >= before:
             return report
-        self._state.chosen = replace(chosen, pass_limit=after)
+        self._state.pass_limit = after
         ran_out = Change(setting="pass_limit", before=before, after=after, reason="memory ran out")
         return replace(report, changes=(*report.changes, ran_out))

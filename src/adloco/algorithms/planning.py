@@ -31,8 +31,9 @@ class Planner:
     tokens_per_sample: int
     ranks: int
     """Ranks that serve each worker."""
-    sync_growth: float = 0.0
-    """Same as `Method.sync_growth`."""
+    sync_every: int
+    sync_growth: float
+    """Both as in `Method`."""
 
     def samples_per_inner_step(self, state: RunState) -> int:
         """Samples that one inner step takes over all trainers."""
@@ -64,10 +65,10 @@ class Planner:
             for worker in trainer.worker_ids
         }
 
-    def sync_every(self, state: RunState, samples: int) -> int:
+    def steps_of_round(self, samples: int) -> int:
         """H of a round that begins after so many samples of the run."""
         shrunk = max(math.pow(self.decay(samples), self.sync_growth), SMALLEST)
-        return round(min(state.chosen.sync_every / shrunk, MOST_STEPS))
+        return round(min(self.sync_every / shrunk, MOST_STEPS))
 
     def decay(self, samples: int) -> float:
         """Fraction of the peak rate that the schedule's decay leaves after so many samples."""
@@ -80,7 +81,7 @@ class Planner:
 
     def _plans(self, state: RunState) -> dict[int, BatchPlan]:
         """Each worker's micro-batches for an inner step, by worker id."""
-        switch = state.chosen.switch(self.batching.switch)
+        switch = self.batching.switch.at_most(state.pass_limit)
         plans: dict[int, BatchPlan] = {}
         for trainer in state.trainers.values():
             size = trainer.requested_batch, len(trainer.worker_ids), self.ranks

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from adloco.rules.chosen import Change
 from adloco.rules.merge import Merge
 
 
@@ -106,6 +105,16 @@ class SyncReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting that the run has changed after a round."""
+
+    setting: str
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepLoss:
     """Loss of one inner step of one worker, before the step's update."""
 
@@ -159,8 +168,7 @@ class RoundReport:
     merges: tuple[Merge, ...]
     """The merge at the end of the round, if there was one."""
     changes: tuple[Change, ...] = ()
-    """Changes that the run made after the round: settings that are auto, and the cap on
-    micro-batches if memory ran out."""
+    """What the run changed after the round: the cap on micro-batches, if memory ran out."""
     steps: tuple[StepLoss, ...]
     """Losses of all inner steps of all workers."""
 

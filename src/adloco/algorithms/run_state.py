@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
@@ -13,7 +13,6 @@ from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.placement.placement import Placement
-from adloco.rules.chosen import Chosen
 
 
 @dataclass(kw_only=True)
@@ -24,8 +23,6 @@ class RunState:
     """The workers in this process, by id."""
     trainers: dict[int, Trainer]
     """The living trainers (those that no merge has absorbed), by id."""
-    chosen: Chosen
-    """The numbers in force of settings that a stage may change."""
     rounds_done: int = 0
     """Complete rounds."""
     samples: int = 0
@@ -36,6 +33,8 @@ class RunState:
     """Complete rounds in which workers exchanged parameters."""
     speeds: dict[int, float] = field(default_factory=dict)
     """Samples per second of each worker of the run, by id, as `Shares.update` keeps them."""
+    pass_limit: int = 0
+    """Cap on micro-batches, in samples, since memory ran out; 0: none."""
     round_steps: int = 0
     """Inner steps of the round in progress; 0 between rounds."""
     final_samples: int = 0
@@ -171,7 +170,6 @@ class RunState:
         return {
             **{name: getattr(self, name) for name in COUNTERS},
             "stages": self._of_stages(RUN),
-            "chosen": asdict(self.chosen),
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "weights": {str(worker): weight for worker, weight in self.weights.items()},
             "trainers": [trainer.numbers() for trainer in self.trainers.values()],
@@ -220,7 +218,6 @@ class RunState:
     def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from the counters in the part `run`."""
         vars(self).update({name: numbers[name] for name in COUNTERS})
-        self.chosen = Chosen(**numbers["chosen"])
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
         self.weights = {int(worker): weight for worker, weight in numbers["weights"].items()}
         self.last_batches = {

@@ -109,11 +109,6 @@ class Option:
         """True if the run has the stage."""
         return True
 
-    @property
-    def chooses_sync_every(self) -> bool:
-        """True if the stage changes H while the run trains."""
-        return False
-
     def check(
         self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy
     ) -> None:

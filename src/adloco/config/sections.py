@@ -223,13 +223,6 @@ class Recipe:
             "the text of one that fails; use drop, or stop and --restart",
         )
 
-    def require_numbers(self) -> None:
-        """Raise ValueError if the run chooses H itself."""
-        require(
-            not any(option.chooses_sync_every for option in self.options.values()),
-            "auto.sync_interval must be false here, where H must be known; only a run chooses it",
-        )
-
     def part(self, name: str) -> Any:
         """The settings that a field of the recipe, or an option, has."""
         return self.options[name] if name in self.options else getattr(self, name)

@@ -139,7 +139,6 @@ def _on_cluster(
         although it is one of several numbers of fragments, or if the norm test holds no batch.
     """
     first = build_recipe(override(read_values(name), list(point.items())))
-    first.require_numbers()
     if point.get("switch.max_micro_batch", "auto") == "auto":
         ranks = ranks_of_island(first)
         # A run refuses micro-batches that are too small for what its batch rule compares.

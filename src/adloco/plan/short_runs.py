@@ -163,7 +163,6 @@ def method_of(recipe: Recipe) -> str:
 
 def sync_every_of(recipe: Recipe) -> int:
     """H; 1 if it changes nothing, because a lone worker becomes its own mean."""
-    recipe.require_numbers()
     alone = not recipe.syncs and named_settings(recipe)["outer.update"] == "mean"
     return 1 if alone else recipe.method.given_sync_every
 

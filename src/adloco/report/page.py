@@ -221,7 +221,7 @@ def _changes(records: Sequence[Record]) -> Table:
         for change in record["changes"]
     ]
     columns = ["round", "tokens", "change", "reason"]
-    return table_of("Settings that the run chose", "", columns, found)
+    return table_of("Settings that the run changed", "", columns, found)
 
 
 def _rounds(recipe: Recipe, declared: Sequence[Metric], records: Sequence[Record]) -> Table:

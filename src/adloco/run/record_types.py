@@ -54,8 +54,8 @@ class _MergeLine:
 @dataclass(frozen=True, kw_only=True)
 class _ChangeLine:
     setting: Text
-    before: Number | None
-    after: Number | None
+    before: Count
+    after: Count
     reason: Text
 
 

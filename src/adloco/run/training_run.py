@@ -421,7 +421,7 @@ class TrainingRun:
 
     def _evaluate(self) -> Mapping[int, Mapping[int, Sums]]:
         """Sums of the task's measures, by trainer and island."""
-        at_once = self.algorithm.state.chosen.switch(self.recipe.switch).at_once
+        at_once = self.recipe.switch.at_most(self.algorithm.state.pass_limit).at_once
 
         def share_of(island: int) -> Share:
             task = of_island(self.task, island)

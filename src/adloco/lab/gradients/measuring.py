@@ -10,7 +10,6 @@ from adloco.errors import NonFiniteLossError, require
 from adloco.lab.gradients.deviations import Deviations, Spread
 from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches
 from adloco.lab.gradients.parameter_parts import parameter_parts
-from adloco.rules.chosen import Chosen
 from adloco.run.environment import choose_precision
 from adloco.run.json_files import finite
 from adloco.run.trained import Trained, own_task
@@ -46,7 +45,7 @@ def measure_gradients(
         NonFiniteLossError: The loss is nan or infinite.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    at_once = Chosen(**stored.algorithm["chosen"]).switch(recipe.switch).at_once
+    at_once = recipe.switch.at_most(stored.algorithm["pass_limit"]).at_once
     size = at_once if batch is None else batch
     require((samples or 0) >= 0, f"--samples must be >= 0 (0: all), got {samples}")
     require(size > 0, f"--batch must be > 0, got {size}")

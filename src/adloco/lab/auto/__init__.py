@@ -1,1 +1,0 @@
-"""Chooses H while a run trains, for the least time to a loss."""
