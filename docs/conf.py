@@ -34,6 +34,7 @@ NAVIGATION = {
     "Method": {
         "docs/method": "Paper and code",
         "docs/wire": "What workers exchange",
+        "docs/authors": "Coming from the authors' script",
     },
     "Options": {
         f"src/adloco/lab/{path.parent.name}/README": path.parent.name.replace("_", " ")

@@ -1,1 +1,0 @@
-"""The configuration file of the AdLoCo authors' script, and recipes made from it."""
