@@ -94,8 +94,6 @@ class Round:
                 trainer.outer.average_buffers(replicas, shares, comm)
             done = self._gather(tasks)
             self._count_round(done)
-            for stage in state.stages:
-                done = stage.after_round(tasks, done)
             # In this order, because a merge goes by the requests that the tests of the round gave.
             trainers = self._request_batches(tasks, done)
             merge = self._merge(last)

@@ -40,14 +40,6 @@ class Stage:
         """The workers' weights in a sync that is about to be sent."""
         return weights
 
-    def after_round(
-        self, tasks: Mapping[int, RoundTask], done: Mapping[int, WorkerRound]
-    ) -> Mapping[int, WorkerRound]:
-        """Called after the last sync of a round; returns the workers' numbers of the round, from
-        which the batch rule and the report are made.
-        """
-        return done
-
     def report(
         self,
         tasks: Mapping[int, RoundTask],
@@ -120,16 +112,6 @@ class Option:
         largest: Workers of the largest trainer that the run can have.
         """
         return ""
-
-    def copies(self, outer: int, residuals: int, workers: int) -> int:
-        """Memory that the stage takes on the device, as a multiple of the model's size.
-
-        Args:
-            outer: The memory of all trainers' global parameters and outer optimizers.
-            residuals: That of the workers' residuals.
-            workers: Workers in this process.
-        """
-        return 0
 
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:

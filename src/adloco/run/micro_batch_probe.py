@@ -18,7 +18,7 @@ from adloco.errors import OutOfMemoryError, require
 from adloco.models.source import num_bytes
 from adloco.rules.micro_batch_search import Measured, largest_micro_batch
 from adloco.run.memory_use import held_bytes, machine_bytes
-from adloco.run.opened import Opened, option_copies, outer_copies
+from adloco.run.opened import Opened, outer_copies
 from adloco.run.probe_worker import ProbeWorker
 
 NO_END = 2**62
@@ -77,7 +77,6 @@ def _limits(opened: Opened) -> tuple[int, int]:
     # All ranks must decide alike which sizes to try, or some would wait for the others for ever.
     free = -int(placement.largest(-_free_bytes(gib, placement)))
     copies = outer_copies(recipe, placement.device)
-    copies += option_copies(recipe, together, placement.device)
     outer = copies * num_bytes(opened.builder) // placement.shards
     require(
         free > 0,

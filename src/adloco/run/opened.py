@@ -104,9 +104,3 @@ def residual_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
 def _in_fp32(recipe: Recipe) -> int:
     """The size of a float32 copy of the model, as a multiple of the model's."""
     return 2 if recipe.model_options.dtype == "bf16" else 1
-
-
-def option_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
-    """The memory that options take for these workers, as a multiple like that of `outer_copies`."""
-    outer, residuals = outer_copies(recipe, device), residual_copies(recipe, workers, device)
-    return sum(option.copies(outer, residuals, workers) for option in recipe.options.values())

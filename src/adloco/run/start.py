@@ -32,7 +32,7 @@ from adloco.run.json_files import write_json
 from adloco.run.machine_folders import check_machine, in_turn
 from adloco.run.memory_use import machine_bytes
 from adloco.run.micro_batch_probe import probe
-from adloco.run.opened import Opened, option_copies, outer_copies, residual_copies
+from adloco.run.opened import Opened, outer_copies, residual_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.unusual import cut_batches, other_schedule
@@ -286,7 +286,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     method, device = recipe.method, placement.device
     workers = len(placement.local(method.living_workers))
     copies = COPIES_PER_WORKER * workers + residual_copies(recipe, workers, device)
-    copies += outer_copies(recipe, device) + option_copies(recipe, workers, device)
+    copies += outer_copies(recipe, device)
     parameters = sum(parameter.numel() for parameter in builder.parameters)
     needed = num_bytes(builder) * copies // placement.shards
     memory = machine_bytes()

@@ -1,1 +1,0 @@
-"""Spikes of the loss: named, and undone if wanted."""
