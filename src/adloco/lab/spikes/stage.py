@@ -34,7 +34,7 @@ class SpikeStage(Stage):
         done: Mapping[int, WorkerRound],
         report: RoundReport,
     ) -> RoundReport:
-        rows = {row.trainer: NO_SPIKE for row in report.trainers}
+        rows: dict[int, Mapping[str, Any]] = {row.trainer: NO_SPIKE for row in report.trainers}
         self._ranges = {each: self._ranges.get(each, LossRange()) for each in rows}
         for trainer, losses in self._ranges.items():
             mine = [worker for worker, task in tasks.items() if task.trainer == trainer]
