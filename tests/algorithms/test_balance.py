@@ -29,7 +29,7 @@ def shares_over_time(workers: int) -> list[list[tuple[int, float, float]]]:
     run = make_run(
         workers_per_trainer=workers,
         data=source,
-        shares=SpeedShares(smoothing=0.3),
+        shares=SpeedShares(),
         guards=BatchGuards(initial=24),
         sync_every=3,
         switch=SwitchMode(max_micro_batch=24, mode="always"),
@@ -37,7 +37,7 @@ def shares_over_time(workers: int) -> list[list[tuple[int, float, float]]]:
         clock=clock,
     )
     rows = []
-    for index in range(9):
+    for index in range(11):
         source.slow = 0 if index < 5 else 1
         report = run.round()
         assert report is not None
@@ -55,15 +55,17 @@ def test_shares_follow_the_slow_worker(ranks: int) -> None:
     rows = run_on_ranks(shares_over_time, 2, 2)[0] if ranks == 2 else shares_over_time(2)
     batches = [tuple(batch for batch, _, _ in row) for row in rows]
     # Nothing is known before the first round; then the speeds are 1/3 and 1 sample a second.
-    # After the sixth round they are 0.3 x 1/3 + 0.7 x 1 = 0.8 and 0.3 x 1 + 0.7 x 1/3 = 0.533:
-    # 24 in 3 : 2 is 14.4 and 9.6. After the next 0.94 and 0.393: 16.9 and 7.1; then 0.982 and
-    # 0.351: 17.7 and 6.3.
-    assert batches == [(12, 12), *[(6, 18)] * 5, (14, 10), (17, 7), (18, 6)]
+    # After the sixth round they are 1/2 x 1/3 + 1/2 x 1 = 2/3 and 1/2 x 1 + 1/2 x 1/3 = 2/3: 12 and
+    # 12. After the next 5/6 and 3/6: 15 and 9; then 11/12 and 5/12: 16.5 and 7.5; 23/24 and 9/24:
+    # 17.25 and 6.75; 47/48 and 17/48: 17.6 and 6.4.
+    assert batches[:8] == [(12, 12), *[(6, 18)] * 5, (12, 12), (15, 9)]
+    assert batches[8] in ((16, 8), (17, 7))
+    assert batches[9:] == [(17, 7), (18, 6)]
     # Three inner steps. In the sixth round the worker with 18 samples has become the slow one.
     assert rows[0] == [(12, 108, 0), (12, 36, 72)]
     assert rows[1] == [(6, 54, 0), (18, 54, 0)]
     assert rows[5] == [(6, 18, 144), (18, 162, 0)]
-    assert rows[8] == [(18, 54, 0), (6, 54, 0)]
+    assert rows[10] == [(18, 54, 0), (6, 54, 0)]
 
 
 def test_waiting_for_a_turn_counts() -> None:

@@ -151,9 +151,8 @@ def params_on_ranks(changes: Mapping[str, Any]) -> list[list[float]]:
             "survivor": ({"fates": MergeFates(parameters="survivor", outer_momentum="survivor")},),
             "mean": ({"fates": MergeFates(inner_state="mean"), "wire": Int4()},),
             "on host": ({"memory": OuterMemory(on_host=True), "wire": Int4()},),
-            "model's type": ({"memory": OuterMemory(dtype="model")},),
         },
-        default=("int1", "mean", "model's type"),
+        default=("int1", "mean"),
     ),
 )
 def test_the_same_on_two_ranks(changes: dict[str, Any]) -> None:

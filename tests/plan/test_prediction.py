@@ -183,7 +183,6 @@ def test_what_fits_no_island_is_refused() -> None:
         ((("outer.on_host", "true"),), 3),
         ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "params")), 3),
         ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 4.5),
-        ((("model.dtype", "bf16"), ("outer.dtype", "model")), 2.5),
         ((("outer.update", "mean"),), 4),
         ((("outer.options", "{}"),), 4),
         ((("outer.optimizer", "Adam"), ("outer.options", "{}")), 6),

@@ -42,7 +42,7 @@ def test_equal_shares() -> None:
 
 
 def test_speeds_are_bounded_and_smoothed() -> None:
-    rule = SpeedShares(smoothing=0.5, limit=4.0)
+    rule = SpeedShares()
     assert split(rule, 16, [3, 5], {}, minimum=1, maximum=None) == [8, 8]
     assert split(rule, 16, [3, 5], {3: 30.0, 5: 10.0}, minimum=1, maximum=None) == [12, 4]
     assert rule.weights([0, 1], {0: 1.0, 1: 10.0}) == [5.5 / 4, 10.0], "the median of two: 5.5"
@@ -81,15 +81,3 @@ def test_capped_shares_are_exact_and_in_order(total: int, weights: list[float]) 
     assert sum(shares) == total
     assert 2 <= min(shares) <= max(shares) <= 10
     assert [share for _, share in sorted(zip(weights, shares, strict=True))] == sorted(shares)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"smoothing": 1.0}, "^smoothing must be"),
-        ({"limit": 0.5}, "^limit must be"),
-    ],
-)
-def test_refusals(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SpeedShares(**settings)

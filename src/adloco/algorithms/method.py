@@ -212,16 +212,12 @@ class Batching:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterMemory:
-    """Place and data type of the tensors that a trainer needs only at syncs."""
+    """Place of the tensors that a trainer needs only at syncs."""
 
     on_host: bool = setting(False, resume="free")
     """Keep global parameters, outer optimizer state and residuals (what syncs have left unsent) in
     host memory. The device then holds one fragment at a time, or one for each trainer if fragments
     are in flight."""
-    dtype: Literal["fp32", "model"] = "fp32"
-    """Data type of global parameters and outer optimizer state. fp32: at least float32, whatever
-    the model's type; model: the model's own. For a bf16 model this takes half the memory, but
-    rounding loses small outer steps."""
 
     def place(self, device: torch.device) -> torch.device | str:
         """Place of what belongs to tensors on this device."""
@@ -230,9 +226,6 @@ class OuterMemory:
     def off_device(self, device: str) -> bool:
         """True if its tensors are in other memory than that of a device of this type."""
         return self.on_host and device != "cpu"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +260,7 @@ class Syncing:
     streaming: Streaming = field(default_factory=Streaming)
     """The schedule of syncs within a round."""
     memory: OuterMemory = field(default_factory=OuterMemory)
-    """Place and data type of the global parameters."""
+    """Place of the global parameters."""
     weights: SyncWeights = field(default_factory=SyncWeights)
     """The weights of a trainer's workers."""
 

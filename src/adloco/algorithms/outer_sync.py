@@ -45,7 +45,7 @@ class OuterSync:
                 copied(
                     parameter,
                     device=memory.place(local(parameter).device),
-                    dtype=sum_dtype(parameter.dtype) if memory.dtype == "fp32" else None,
+                    dtype=sum_dtype(parameter.dtype),
                 )
             )
             for parameter in replica.params

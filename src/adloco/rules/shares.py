@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from adloco.errors import require_range
+PAST = 0.5
+"""Weight of the past in the moving average of each worker's speed."""
+LIMIT = 4.0
+"""Bound on the ratio of a worker's speed to the median of the trainer's workers, either way."""
 
 
 class Shares(Protocol):
@@ -62,23 +65,11 @@ class SpeedShares:
 
     key: ClassVar[str] = "speed"
 
-    smoothing: float = 0.5
-    """Weight of the past in the moving average of each worker's speed; 0 uses the last round alone.
-    """
-    limit: float = 4.0
-    """Bound on the ratio of a worker's speed to the median of the trainer's workers: a limit of 4
-    keeps speeds between a quarter of the median and four times the median.
-    """
-
-    def __post_init__(self) -> None:
-        require_range(self, "smoothing", at_least=0, below=1)
-        require_range(self, "limit", at_least=1)
-
     def weights(self, workers: Sequence[int], speeds: Mapping[int, float]) -> list[float]:
         known = [speeds[worker] for worker in workers if worker in speeds]
         median = statistics.median(known) if known else 1.0
         return [
-            min(max(speeds.get(worker, median), median / self.limit), median * self.limit)
+            min(max(speeds.get(worker, median), median / LIMIT), median * LIMIT)
             for worker in workers
         ]
 
@@ -86,7 +77,7 @@ class SpeedShares:
         self, speeds: Mapping[int, float], measured: Mapping[int, float]
     ) -> dict[int, float]:
         return {
-            worker: self.smoothing * speeds.get(worker, speed) + (1 - self.smoothing) * speed
+            worker: PAST * speeds.get(worker, speed) + (1 - PAST) * speed
             for worker, speed in measured.items()
         }
 

@@ -83,13 +83,12 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     """
     if recipe.outer_memory.off_device(device.type):
         return 0
-    size = _in_fp32(recipe) if recipe.outer_memory.dtype == "fp32" else 1
     outer, states = recipe.outer, ADAMW_MOMENTS
     if isinstance(outer, OuterMean):
         states = 0
     elif isinstance(outer, OuterOptimizer) and outer.optimizer == "SGD":
         states = 1 if outer.options.get("momentum") else 0
-    return (1 + states) * size * recipe.method.num_trainers
+    return (1 + states) * _in_fp32(recipe) * recipe.method.num_trainers
 
 
 def residual_copies(recipe: Recipe, workers: int, device: torch.device) -> int:
