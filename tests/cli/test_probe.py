@@ -160,7 +160,8 @@ def test_throughput_up_to_the_largest_that_fits_on_the_ranks_of_an_island(
     flags = [*small, "--throughput", str(cluster), "--memory.gib", "1.5", "--batch.maximum", "12"]
     ranks = ["--ranks", "2", "--placement.replica_size", "2"]
     assert main(["probe", "single", *flags, *ranks]) == 0
-    assert list(read_cluster(cluster).samples_per_second) == [1, 2, 4, 6]
+    found = read_cluster(cluster)
+    assert (found.ranks, [*found.samples_per_second]) == (2, [2, 4, 8, 12])
     assert "--ranks 2; edit" in cluster.read_text()
 
 

@@ -13,6 +13,8 @@ import pytest
 import tokenizers
 import transformers
 
+from adloco.data.data_settings import DataSettings
+from adloco.data.token_cache import open_cache
 from adloco.data.tokenizers import load_tokenizer, make_tokenizer
 from adloco.data.transformers_tokenizer import TransformersTokenizer
 from tests.problems import SHARED_DATA, needs_shared_data
@@ -126,6 +128,39 @@ def test_texts_are_encoded_as_transformers_does(split: bool) -> None:
     expected = fast(texts, add_special_tokens=False, verbose=False)["input_ids"]
     own.encode_whole(texts, 3)  # It leaves a limit of 3 tokens in the tokenizer.
     assert own.encode(texts) == expected
+
+
+def changed(name: str) -> Any:
+    """A tokenizer of transformers with the same vocabulary, one thing of which differs."""
+    fast = make_tokenizer("bpe:300", TEXTS).to_transformers(whole=True)
+    if name == "end of text":
+        fast.eos_token = "a"
+    elif name == "special tokens":
+        fast.split_special_tokens = not fast.split_special_tokens
+    elif name == "chat":
+        fast.chat_template = "{{ messages }}"
+    elif name == "lower case":
+        fast.backend_tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    return fast
+
+
+@pytest.mark.parametrize("name", ["end of text", "special tokens", "chat", "lower case"])
+def test_tokenizers_with_one_vocabulary_share_no_cache(name: str, tmp_path: Path) -> None:
+    """Whichever was first would be the one of both, in training and in exports."""
+    text = tmp_path / "text.txt"
+    text.write_text("A text <|endoftext|> and another one, a little longer. " * 20)
+    ends = []
+    for kind in ("as it is", name):
+        changed(kind).save_pretrained(tmp_path / kind)
+        data = DataSettings(
+            path=str(text), tokenizer=str(tmp_path / kind), cache=str(tmp_path / "cache")
+        )
+        again = [open_cache(data) for _ in range(2)]
+        assert again[0].folder == again[1].folder
+        assert again[0].tokenizer.encode(TEXTS) == make_tokenizer(data.tokenizer, ()).encode(TEXTS)
+        ends.append((again[0].folder, again[0].tokenizer.end_of_text))
+    assert ends[0][0] != ends[1][0]
+    assert (ends[0][1] != ends[1][1]) == (name == "end of text")
 
 
 def test_the_library_does_not_import_transformers() -> None:

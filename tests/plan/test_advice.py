@@ -1,8 +1,9 @@
 """The advice that follows from predictions."""
 
 import math
+from dataclasses import replace
 
-from adloco.plan.advice import choose, find_crossing
+from adloco.plan.advice import choose, find_crossing, reasons_for
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.prediction import Prediction, Workload, predict
@@ -22,6 +23,20 @@ def chosen(loss_per_step: float) -> int:
     found = candidates(["diloco"], settings, cluster)
     best = choose([predict(one, workload, cluster, target) for one in found])
     return best.candidate.recipe.method.given_sync_every
+
+
+def test_what_others_send_beside_a_candidate_that_sends_nothing() -> None:
+    cluster = Cluster(islands=1, bandwidth="1gbit", samples_per_second={8: 16.0})
+    workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
+    found = [
+        predict(one, workload, cluster, target)
+        for one in candidates(["ddp", "single"], [], cluster)
+    ]
+    (_, beside) = reasons_for(found[0], found)
+    assert beside.startswith("single takes 1 times as long; ")
+    (_, beside) = reasons_for(found[0], [found[0], replace(found[1], bytes_sent=4e6)])
+    assert "as long and sends 4e+06 bytes, where this one sends none; " in beside
 
 
 def test_none_is_chosen_that_another_beats_in_time_and_loss() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from adloco.plan.candidates import candidates
+from adloco.plan.candidates import candidates, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
 
 CLUSTER = Cluster(islands=8, bandwidth="100mbit", samples_per_second={8: 16.0})
@@ -38,6 +38,21 @@ def test_micro_batches_are_those_of_the_fastest_pass(
     cluster = Cluster(islands=8, bandwidth="100mbit", samples_per_second=rates)
     (one,) = candidates([name], [*ONE, *settings], cluster)
     assert one.recipe.switch.max_micro_batch == expected
+
+
+def test_all_that_was_measured_of_an_island_trains() -> None:
+    """Passes of two ranks of an island, each with half of their samples."""
+    cluster = Cluster(
+        islands=8, bandwidth="100mbit", samples_per_second={8: 16.0, 32: 32.0}, ranks=2
+    )
+    parallel, local = candidates(["ddp", "diloco"], ONE, cluster)
+    for one in (parallel, local):
+        assert ranks_of_island(one.recipe, cluster) == 2
+        assert one.recipe.switch.max_micro_batch == 16
+        assert smallest_worker_batch(one.recipe, cluster) == 2
+    assert local.recipe.placement.replica_size == 2
+    (sharded,) = candidates(["diloco"], [*ONE, ("placement.shard_size", "2")], cluster)
+    assert sharded.recipe.placement.replica_size == 1
 
 
 def test_an_eta_counts_if_the_batch_rule_is_given_too() -> None:

@@ -12,6 +12,7 @@ def write(path: Path, rates: dict[int, float], jitter: float) -> None:
     write_measured(
         path,
         samples_per_second=rates,
+        ranks=2,
         update_seconds=0.00123,
         jitter=jitter,
         origin="on 2026-01-02 with\nsingle",
@@ -25,6 +26,7 @@ def test_a_new_file(tmp_path: Path) -> None:
         "# Measured by `adloco probe` on 2026-01-02 with single; edit what is below to describe "
         "your cluster.\n"
         "islands = 2  # workers that are joined by slow links\n"
+        "ranks = 2  # of an island that train a pass together, measured\n"
         'bandwidth = "100mbit"  # of the link between islands, each way\n'
         'latency = "20ms"  # one way\n'
         "sync_seconds = 0.0  # of a sync, besides its transfer\n"
@@ -40,7 +42,8 @@ def test_a_new_file(tmp_path: Path) -> None:
         "16 = 12350.0\n"
     )
     found = read_cluster(path)
-    assert (found.jitter, found.samples_per_second) == (0.031, {1: 11.2, 16: 12350.0})
+    assert (found.jitter, found.ranks) == (0.031, 2)
+    assert found.samples_per_second == {1: 11.2, 16: 12350.0}
 
 
 def test_only_what_was_measured_is_replaced(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_a_file_of_the_users_own_gets_what_it_lacks(tmp_path: Path) -> None:
     path.write_text('islands = 3\nbandwidth = "1gbit"\n[samples_per_second] # guessed\n1 = 1')
     write(path, {4: 3.0}, 0.25)
     assert path.read_text() == (
-        'islands = 3\nbandwidth = "1gbit"\nupdate_seconds = 0.0012\njitter = 0.25\n\n'
+        'islands = 3\nbandwidth = "1gbit"\nranks = 2\nupdate_seconds = 0.0012\njitter = 0.25\n\n'
         "[samples_per_second] # guessed\n4 = 3.0\n"
     )
 

@@ -11,7 +11,14 @@ from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import make_plan
 from adloco.plan.gap_law import gap, times_tokens
-from adloco.plan.prediction import Prediction, Workload, predict, with_spread
+from adloco.plan.loss_law import LossLaw
+from adloco.plan.prediction import (
+    Prediction,
+    Workload,
+    predict,
+    trained_batch,
+    with_spread,
+)
 from adloco.plan.short_runs import method_of
 from adloco.plan.target import Target, loss_target, nearest_method, tokens_target
 
@@ -183,6 +190,10 @@ def test_what_fits_no_island_is_refused() -> None:
         ((("outer.on_host", "true"),), 3),
         ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "params")), 3),
         ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 4.5),
+        ((("placement.shard_size", "2"),), 5),
+        ((("placement.replica_size", "2"),), 10),
+        # Every rank has the global parameters of all trainers.
+        ((("method.num_trainers", "2"),), 7),
         ((("outer.update", "mean"),), 4),
         ((("outer.options", "{}"),), 4),
         ((("outer.optimizer", "Adam"), ("outer.options", "{}")), 6),
@@ -201,6 +212,46 @@ def recipe(name: str, *settings: tuple[str, str]) -> Recipe:
     return build_recipe(override(read_values(name), list(settings)))
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "copies"), [("ddp", 0, 3), ("ddp", 2, 6), ("fsdp-norm", 2, 1.5)]
+)
+def test_memory_of_an_island_of_data_parallel_training(
+    name: str, ranks: int, copies: float
+) -> None:
+    """Each rank has parameters, gradients and momentum, or all ranks of both islands have them."""
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, ranks=ranks)
+    found = made(name, cluster, ("inner.optimizer", "muon"))
+    assert found.memory_bytes == 4e6 * copies
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ddp-norm", ()),
+        ("diloco", (("switch.mode", "never"), ("switch.max_micro_batch", "2"))),
+        ("diloco", ()),
+    ],
+)
+def test_without_a_target_the_first_candidate_needs_its_budget(
+    name: str, settings: tuple[tuple[str, str], ...]
+) -> None:
+    """Its loss is that of the batch that it trains, by the norm test or cut by its memory."""
+    cluster = Cluster(islands=4, bandwidth="1gbit", samples_per_second={8: 16.0})
+    budget = [*dict([*ONE, ("batch.initial", "32"), ("run.tokens", "40000"), *settings]).items()]
+    found = candidates([name], budget, cluster)
+    law = LossLaw(
+        irreducible=0.1,
+        scale=30.0,
+        exponent=0.3,
+        critical_batch=20.0,
+        methods={method_of(found[0].recipe): 1.0},
+        sync_exponent=0.1,
+    )
+    fit: Any = SimpleNamespace(law=law, assumptions=(), runs=None, longest=None)
+    target = loss_target(found, fit, None, trained_batch(found[0], WORKLOAD, cluster))
+    assert predict(found[0], WORKLOAD, cluster, target).tokens == pytest.approx(40000)
+
+
 def test_several_workers_are_nearest_to_several() -> None:
     measured = {method_of(recipe(name)): 1.0 for name in ("ddp", "local-sgd")}
     many = recipe("local-sgd", ("method.workers_per_trainer", "8"))
@@ -215,7 +266,7 @@ def test_trainers_that_never_merge_need_a_run_of_their_own() -> None:
     found = candidates(["diloco"], several, cluster)
     fit: Any = SimpleNamespace(law=SimpleNamespace(methods={method_of(recipe("diloco")): 1.0}))
     with pytest.raises(ValueError, match="has 2 trainers that never merge, and no run of --runs"):
-        loss_target(found, fit, 2.0)
+        loss_target(found, fit, 2.0, 8)
     fit.law.methods[method_of(found[0].recipe)] = 1.0
     fit.assumptions, fit.runs, fit.longest = (), None, None
-    assert loss_target(found, fit, 2.0).name == "a loss of 2"
+    assert loss_target(found, fit, 2.0, 8).name == "a loss of 2"

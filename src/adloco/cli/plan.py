@@ -78,7 +78,7 @@ def _plan(arguments: Plan, file: Path) -> int:
     from adloco.plan.fitted_link import fit_links
     from adloco.plan.loss_law import fit_loss_law
     from adloco.plan.measured_rows import read_rows
-    from adloco.plan.prediction import Workload
+    from adloco.plan.prediction import Workload, trained_batch
     from adloco.plan.short_runs import check_shared_model, read_short_runs
     from adloco.plan.target import loss_target, tokens_target
     from adloco.report.plan_page import best_table, crossing_text, write_plan
@@ -113,7 +113,9 @@ def _plan(arguments: Plan, file: Path) -> int:
             noise_scale=noise_scale,
         )
         target = (
-            loss_target(found, fit, arguments.target_loss)
+            loss_target(
+                found, fit, arguments.target_loss, trained_batch(found[0], workload, cluster)
+            )
             if fit
             else tokens_target(
                 found, parameters=workload.parameters, noise_scale=workload.noise_scale

@@ -123,6 +123,7 @@ class Probe(RanksCommand):
             write_measured(
                 file,
                 samples_per_second=found.samples_per_second,
+                ranks=found.ranks,
                 update_seconds=found.update_seconds,
                 jitter=found.jitter,
                 origin=f"on {date.today()} with {shlex.join(words)}",

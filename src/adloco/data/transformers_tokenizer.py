@@ -130,9 +130,17 @@ class TransformersTokenizer:
         self._tokenizer.save_pretrained(folder / PRETRAINED)
 
     def fingerprint(self) -> str:
-        vocabulary = json.dumps(sorted(self._tokenizer.get_vocab().items()))
-        probe = self.encode([PROBE])
-        return hashlib.sha256(f"{vocabulary}{probe}".encode()).hexdigest()
+        own = self._tokenizer
+        parts = [
+            self.encode([PROBE]),  # Before the backend is asked: it ends truncation and padding.
+            sorted(own.get_vocab().items()),
+            own.special_tokens_map,
+            own.chat_template,
+            own.split_special_tokens,
+            own.clean_up_tokenization_spaces,
+            own.backend_tokenizer.to_str() if own.is_fast else "",
+        ]
+        return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
 def byte_level(tokenizer: Any) -> Any:

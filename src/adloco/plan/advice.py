@@ -130,8 +130,8 @@ def reasons_for(chosen: Prediction, predictions: Sequence[Prediction]) -> list[s
     for name, other in by_method(predictions).items():
         if name != chosen.candidate.name:
             said.append(
-                f"{other.candidate.label} takes {_times(other.seconds / chosen.seconds)} as long "
-                f"and sends {_times(other.bytes_sent / max(chosen.bytes_sent, 1))} as many bytes; "
+                f"{other.candidate.label} takes {_times(other.seconds / chosen.seconds)} as long"
+                f"{_more_bytes(other.bytes_sent, chosen.bytes_sent)}; "
                 f"{other.round.transfer / other.round.total:.0%} of its time are transfers, "
                 f"{other.round.waiting / other.round.total:.0%} waiting."
             )
@@ -142,6 +142,13 @@ def reasons_for(chosen: Prediction, predictions: Sequence[Prediction]) -> list[s
             "syncs less often, sends fewer bits or overlaps more."
         )
     return said
+
+
+def _more_bytes(other: float, own: float) -> str:
+    """What a candidate sends beside the chosen one, as the end of a sentence; empty if nothing."""
+    if own:
+        return f" and sends {_times(other / own)} as many bytes"
+    return f" and sends {other:.3g} bytes, where this one sends none" if other else ""
 
 
 def _times(ratio: float) -> str:

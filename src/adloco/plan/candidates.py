@@ -139,10 +139,12 @@ def _on_cluster(
         although it is one of several numbers of fragments, or if the norm test holds no batch.
     """
     first = build_recipe(override(read_values(name), list(point.items())))
+    if cluster.ranks and not first.data_parallel and not _SHAPE & point.keys():
+        first = replace(first, placement=replace(first.placement, replica_size=cluster.ranks))
     if point.get("switch.max_micro_batch", "auto") == "auto":
-        ranks = ranks_of_island(first)
+        ranks = ranks_of_island(first, cluster)
         # A run refuses micro-batches that are too small for what its batch rule compares.
-        smallest = math.ceil(smallest_worker_batch(first) / ranks)
+        smallest = math.ceil(smallest_worker_batch(first, cluster) / ranks)
         measured = max(smallest, cluster.fastest_pass // ranks)
         first = replace(first, switch=replace(first.switch, max_micro_batch=measured))
     rule = first.batch
@@ -165,7 +167,7 @@ def _on_cluster(
         f"give --method.num_trainers",
     )
     workers = cluster.islands // trainers
-    batch = max(first.guards.initial, workers * smallest_worker_batch(first))
+    batch = max(first.guards.initial, workers * smallest_worker_batch(first, cluster))
     return replace(
         first,
         method=replace(first.method, workers_per_trainer=workers),
@@ -182,13 +184,20 @@ def check_fragments(found: Sequence[Candidate], layers: int) -> None:
     )
 
 
-def smallest_worker_batch(recipe: Recipe) -> int:
+_SHAPE = {"placement.replica_size", "placement.shard_size"}
+
+
+def smallest_worker_batch(recipe: Recipe, cluster: Cluster) -> int:
     """The fewest samples of an island in an inner step: every rank takes at least one."""
-    ranks = ranks_of_island(recipe)
+    ranks = ranks_of_island(recipe, cluster)
+    if recipe.data_parallel:
+        return ranks
     return max(ranks, smallest_share(recipe.batch.fewest_groups, ranks))
 
 
-def ranks_of_island(recipe: Recipe) -> int:
-    """Ranks of an island. Of data-parallel training each island is taken to be one rank."""
+def ranks_of_island(recipe: Recipe, cluster: Cluster) -> int:
+    """Ranks of an island. Of data-parallel training they are those that were measured."""
+    if recipe.data_parallel:
+        return max(1, cluster.ranks)
     shape = recipe.placement
-    return 1 if recipe.data_parallel else max(1, shape.replica_size) * max(1, shape.shard_size)
+    return max(1, shape.replica_size) * max(1, shape.shard_size)

@@ -31,6 +31,8 @@ class Cluster:
     """Samples of a pass (the micro-batches of all ranks of an island) -> samples per second of one
     island that trains in such passes.
     """
+    ranks: int = 0
+    """Ranks of an island that trained a pass together, one on each of its GPUs; 0: not known."""
     latency: str = "0s"
     """One way, for instance 20ms."""
     pattern: Pattern = "ring"
@@ -70,7 +72,7 @@ class Cluster:
         require_range(
             self,
             *("sync_seconds", "update_seconds", "jitter", "failures_per_day"),
-            *("restart_seconds", "price_per_hour", "memory_gib"),
+            *("restart_seconds", "price_per_hour", "memory_gib", "ranks"),
             at_least=0,
             below=math.inf,
         )

@@ -16,6 +16,7 @@ MEASURED_BY = "Measured by `adloco probe`"
 NEW = f"""\
 # {MEASURED_BY}
 islands = 2  # workers that are joined by slow links
+ranks = 1  # of an island that train a pass together, measured
 bandwidth = "100mbit"  # of the link between islands, each way
 latency = "20ms"  # one way
 sync_seconds = 0.0  # of a sync, besides its transfer
@@ -56,6 +57,7 @@ def write_measured(
     path: Path,
     *,
     samples_per_second: Mapping[int, float],
+    ranks: int,
     update_seconds: float,
     jitter: float,
     origin: str,
@@ -65,6 +67,7 @@ def write_measured(
     Args:
         path: The TOML file.
         samples_per_second: Samples of a pass -> samples per second of one island.
+        ranks: Ranks of an island.
         update_seconds: Seconds of an inner step besides its passes.
         jitter: Standard deviation of a step's seconds over their mean.
         origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
@@ -79,6 +82,7 @@ def write_measured(
             "cluster."
         )
     document = tomlkit.parse(f"{first}\n{rest}")
+    document["ranks"] = ranks
     document["update_seconds"] = float(f"{update_seconds:.2g}")
     document["jitter"] = float(f"{jitter:.2g}")
     table = document["samples_per_second"]

@@ -99,14 +99,14 @@ def predict(
     """
     recipe = candidate.recipe
     workers, trainers = _workers(recipe, cluster)
-    batch = _batch(candidate, workload, workers)
+    batch = trained_batch(candidate, workload, cluster)
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
     link = measured.link_of(candidate, workload.parameters, workers) if measured else None
     if link:
         cluster = link.applied(cluster)
-    largest_pass = ranks_of_island(recipe) * recipe.switch.b_max
+    largest_pass = ranks_of_island(recipe, cluster) * recipe.switch.b_max
     samples = _samples(recipe, cluster, int(batch), workers)
     step_seconds = cluster.step_seconds(samples, largest_pass)
     passes = cluster.passes(batch / workers, largest_pass)
@@ -128,7 +128,7 @@ def predict(
         workers=workers,
         round=found,
         seconds=seconds,
-        memory_bytes=_memory(recipe, workload, workers),
+        memory_bytes=_memory(recipe, workload, cluster),
         loss=target.loss(recipe, batch, tokens) if target.loss else None,
         price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
     )
@@ -148,9 +148,14 @@ def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
     return (cluster.islands, 1) if recipe.data_parallel else recipe.after_merges
 
 
-def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
-    """Samples of an inner step that are trained, over all workers of a trainer."""
+def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) -> float:
+    """Samples of an inner step that are trained, over all workers of a trainer.
+
+    Raises:
+        ValueError: The norm test's batch follows the noise scale, which is not known.
+    """
     recipe, rule = candidate.recipe, candidate.recipe.batch
+    workers, _ = _workers(recipe, cluster)
     wanted = float(recipe.guards.initial)
     if isinstance(rule, NormTest):
         require(
@@ -165,9 +170,9 @@ def _batch(candidate: Candidate, workload: Workload, workers: int) -> float:
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
     # What does not fit in one pass may be clipped. Data-parallel training is one worker with a rank
     # on each island.
-    trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks_of_island(recipe))
-    each = 1 if recipe.data_parallel else smallest_worker_batch(recipe)
-    return float(max(workers * each, trained))
+    ranks = ranks_of_island(recipe, cluster)
+    trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks)
+    return float(max(workers * smallest_worker_batch(recipe, cluster), trained))
 
 
 def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list[float]:
@@ -178,14 +183,14 @@ def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list
     if recipe.data_parallel:
         return [batch / workers] * cluster.islands
     speeds = dict(enumerate(cluster.all_speeds))
-    ranks = ranks_of_island(recipe)
+    ranks = ranks_of_island(recipe, cluster)
     return [
         float(share)
         for first in range(0, cluster.islands, workers)
         for share in proportional(
             batch,
             recipe.shares.weights(range(first, first + workers), speeds),
-            minimum=smallest_worker_batch(recipe),
+            minimum=smallest_worker_batch(recipe, cluster),
             maximum=recipe.switch.most_per_worker(batch, workers, ranks),
         )
     ]
@@ -203,14 +208,18 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
     return parameters + bytes_of_mean(syncing.difference_wire, workload.parameters, workers)
 
 
-def _memory(recipe: Recipe, workload: Workload, workers: int) -> float:
-    """Bytes of an island's device; what `outer.on_host` keeps beside it is not counted."""
+def _memory(recipe: Recipe, workload: Workload, cluster: Cluster) -> float:
+    """Bytes of an island's devices; what `outer.on_host` keeps beside them is not counted.
+
+    The ranks of a sharded worker have its tensors together, and each replica has all of them.
+    """
     device = torch.device("cuda")
     each = 2 if recipe.model_options.dtype == "bf16" else 4
-    states = INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
-    shards = workers if recipe.data_parallel and recipe.placement.shard_size != 1 else 1
-    copies: float = 2 + states
-    if not recipe.data_parallel:
-        copies += outer_copies(recipe, device) / recipe.method.num_trainers
-        copies += residual_copies(recipe, 1, device)
-    return each * workload.parameters / shards * copies
+    copies: float = 2 + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
+    if recipe.data_parallel:
+        sharded = recipe.placement.shard_size != 1
+        replicas = 1 / cluster.islands if sharded else ranks_of_island(recipe, cluster)
+    else:
+        copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
+        replicas = max(1, recipe.placement.replica_size)
+    return each * workload.parameters * replicas * copies

@@ -107,7 +107,9 @@ def tokens_target(
     )
 
 
-def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) -> Target:
+def loss_target(
+    found: Sequence[Candidate], fit: LossFit, loss: float | None, batch: float
+) -> Target:
     """A loss, with the tokens that each candidate needs for it by the law.
 
     Args:
@@ -138,7 +140,7 @@ def loss_target(found: Sequence[Candidate], fit: LossFit, loss: float | None) ->
             first.run.tokens > 0,
             f"{found[0].name} has no budget in tokens; give --run.tokens or --target-loss",
         )
-        loss = loss_at(first, first.guards.initial, first.run.tokens)
+        loss = loss_at(first, batch, first.run.tokens)
     require(0 < loss < math.inf, f"--target-loss must be a number > 0, got {loss}")
     goal = loss
     return Target(

@@ -162,8 +162,8 @@ def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
     sent = ["bytes_communicated"]
     sent += ["bytes_sent"] * (last["bytes_sent"] > 1.01 * last["bytes_communicated"])
     sent += ["bytes_inside"] * bool(last["bytes_inside"])
-    less = last["syncs"] and last["bytes_communicated"]
-    ratio = last["bytes_ddp_equivalent"] / last["bytes_communicated"] if less else 0.0
+    communicated, whole = last["bytes_communicated"], last["bytes_ddp_equivalent"]
+    fewer = whole / communicated if 0 < 2 * communicated < whole else 0.0
     return [
         *_numbers(measures, records),
         *_numbers([ROUND["tokens"], ROUND["seconds"]], records),
@@ -175,7 +175,7 @@ def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
         ),
         ("merges", str(sum(len(record["merges"]) for record in records))),
         *_numbers([ROUND[name] for name in sent], records),
-        *[("beside data-parallel training", f"{ratio:,.0f} times less")] * bool(ratio),
+        *[("beside data-parallel training", f"{fewer:,.0f} times less")] * bool(fewer),
     ]
 
 

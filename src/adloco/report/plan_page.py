@@ -101,7 +101,7 @@ def _workload_words(workload: Workload) -> str:
 def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
     chosen = plan.chosen
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
-    ranks = ranks_of_island(plan.chosen.candidate.recipe)
+    ranks = ranks_of_island(chosen.candidate.recipe, plan.cluster)
     return charts_content([panel]) | {
         "about": [
             ("Target", f"{plan.target}."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,12 @@ def round_record(
         trainer: recipe.task.measured(means(total([*sums.values()])))
         for trainer, sums in measured.items()
     }
-    best = min(of_trainers.values(), key=lambda found: found["loss"], default={})
+    # One that is not finite is worse than any other; min would keep a nan that comes first.
+    best = min(
+        of_trainers.values(),
+        key=lambda found: found["loss"] if math.isfinite(found["loss"]) else math.inf,
+        default={},
+    )
     known = {
         "tokens": report.samples * recipe.data.context_tokens,
         "seconds": round(progress.seconds, 3),
