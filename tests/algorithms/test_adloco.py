@@ -16,6 +16,7 @@ from torch import nn
 from adloco import (
     AdLoCo,
     BatchGuards,
+    Execution,
     InnerMuon,
     LearningRate,
     MergeSmallest,
@@ -571,6 +572,24 @@ def test_repeated_blocks_are_compiled_as_one_graph_for_all_workers(
     gradients = [[each.grad for each in of.parameters()] for of in (model, copied)]
     assert set(map(type, gradients[0])) == {type(None)}
     assert all(each is not None for each in gradients[1])
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"), [([0], "gives 1.weight 0 times"), ([0, 1, 1], "gives 1.weight 2 times")]
+)
+def test_inner_optimizers_that_leave_out_or_repeat_a_parameter(
+    layers: list[int], message: str
+) -> None:
+    def inner(model: Any) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(model[layer].parameters(), lr=0.1) for layer in layers]
+
+    with pytest.raises(ValueError, match=f"inner must give each trainable parameter .*{message}"):
+        make_run(build_model=lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), inner=inner)
+
+
+def test_autocast_to_float16_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"autocast must be None or torch.bfloat16, .* float16"):
+        Execution(autocast=torch.float16)
 
 
 def test_autocast_trains_in_bf16() -> None:

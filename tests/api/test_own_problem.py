@@ -1,5 +1,6 @@
 """`adloco.train(problem=...)`: a model, data and loss of one's own, in a run folder like others."""
 
+import json
 import math
 import os
 import signal
@@ -67,6 +68,8 @@ def test_it_trains_what_adloco_trains_and_evaluates_its_batches(settings: dict[s
     )
     reports = list(oracle.rounds(2))
     assert train_losses(run.records) == [report.train_loss for report in reports]
+    (notice,) = json.loads((run.folder / "environment.json").read_text())["notices"]
+    assert "has 4 streams and the run has 2 workers, so 2 of them are never read" in notice
     assert [record["tokens"] for record in run.records] == [80, 160]
     expected = [float(squared_error(oracle.model(0), batch).detach()) for batch in VALIDATION]
     assert run.records[-1]["val_loss"] == pytest.approx(sum(expected) / 3)

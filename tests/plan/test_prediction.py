@@ -189,7 +189,7 @@ def test_what_fits_no_island_is_refused() -> None:
         ((("wire.format", "int4"), ("wire.feedback", "params")), 6),
         ((("outer.on_host", "true"),), 3),
         ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "params")), 3),
-        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 4.5),
+        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 5),
         ((("placement.shard_size", "2"),), 5),
         ((("placement.replica_size", "2"),), 10),
         # Every rank has the global parameters of all trainers.

@@ -17,6 +17,7 @@ from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat, at_least
 from adloco.errors import SettingError, require, require_choices, require_range, require_setting
+from adloco.late import torch
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
@@ -29,7 +30,6 @@ from adloco.rules.sync_schedule import Streaming
 from adloco.setting import setting
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from adloco.distributed.parallel.layers import Fill
@@ -323,3 +323,10 @@ class Execution:
     """Action of a worker whose numbers are not finite."""
     clock: Callable[[], float] = time.monotonic
     """() -> seconds since some fixed moment; measures training and the syncs that it waits for."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.autocast is None or self.autocast == torch.bfloat16,
+            "autocast must be None or torch.bfloat16, because losses are not scaled and float16 "
+            f"turns small gradients into 0, got {self.autocast}",
+        )

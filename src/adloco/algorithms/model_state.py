@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory
 from adloco.algorithms.muon_step import Muon
+from adloco.algorithms.short_types import ShortAdamW
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm, trainable
 from adloco.errors import NonFiniteLossError, require
@@ -161,7 +162,7 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, torch.optim.SGD):
         zeros = not any(group["dampening"] for group in optimizer.param_groups)
     else:
-        zeros = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, Muon)
+        zeros = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, ShortAdamW, Muon)
     if not zeros:
         optimizer.state.clear()
     for tensor in optimizer_tensors(optimizer):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adloco.algorithms.short_types import LOST, exact, is_short, put
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
@@ -32,7 +33,8 @@ LEAST_NORM = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov's momentum and decoupled weight decay; its state is torch.optim.Muon's.
+    """Muon with Nesterov's momentum and decoupled weight decay; its state is torch.optim.Muon's,
+    and for parameters of two bytes what rounding takes off them.
 
     Its steps have the root mean square of AdamW's (arXiv 2502.16982), so that one learning rate is
     right for both.
@@ -83,9 +85,13 @@ class _Step:
         self._group = group
         self._gradients = [local(matrix.grad) for matrix in matrices if matrix.grad is not None]
         for matrix in matrices:
-            if "momentum_buffer" not in state[matrix]:
-                state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            for name in ("momentum_buffer", *[LOST] * is_short(matrix)):
+                if name not in state[matrix]:
+                    state[matrix][name] = torch.zeros_like(matrix)
         self._momenta = [local(state[matrix]["momentum_buffer"]) for matrix in matrices]
+        self._lost = [
+            local(state[matrix][LOST]) if is_short(matrix) else None for matrix in matrices
+        ]
         # On every replica, not only the owner's, because a checkpoint is of one replica.
         torch._foreach_lerp_(self._momenta, self._gradients, 1 - group["momentum"])
 
@@ -112,26 +118,23 @@ class _Step:
     def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
         shards = [local(self.matrices[index]) for index in indices]
         lr, length = self._group["lr"], step_length(self.matrices[indices[0]].shape)
+        lost = [self._lost[index] for index in indices]
+        values = [
+            shard if part is None else exact(shard, part)
+            for shard, part in zip(shards, lost, strict=True)
+        ]
         if self._group["weight_decay"]:
-            self._decay(shards, 1 - lr * self._group["weight_decay"])
-        # One kernel adds all steps of the shards' own type. They are rounded only where they are
-        # added, so they have the finer of the two types.
-        dtype = torch.promote_types(shards[0].dtype, results[0].dtype)
+            torch._foreach_mul_(values, 1 - lr * self._group["weight_decay"])
+        # One kernel adds all steps. They are rounded only where they are added, so they have the
+        # finer of the two types.
+        steps = _converted(results, torch.promote_types(values[0].dtype, results[0].dtype))
         if isinstance(lr, Tensor):  # In a captured update.
-            steps = _converted(results, torch.promote_types(dtype, torch.float32))
-            torch._foreach_mul_(steps, lr * -length)
-            torch._foreach_add_(shards, steps)
+            torch._foreach_add_(values, list(torch._foreach_mul(steps, lr * -length)))
         else:
-            torch._foreach_add_(shards, _converted(results, dtype), alpha=-lr * length)
-
-    def _decay(self, shards: Sequence[Tensor], factor: Tensor | float) -> None:
-        """Multiply by a factor near 1, which bf16 must not round to 1."""
-        for shard in shards:
-            # A GPU converts a factor in a tensor to bf16; so does a CPU in torch._foreach_mul_.
-            if isinstance(factor, Tensor) and shard.dtype.itemsize < 4:
-                shard.copy_(shard.float() * factor)
-            else:
-                shard.mul_(factor)
+            torch._foreach_add_(values, steps, alpha=-lr * length)
+        for shard, part, value in zip(shards, lost, values, strict=True):
+            if part is not None:
+                put(shard, part, value)
 
 
 def _converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

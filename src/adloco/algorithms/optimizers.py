@@ -40,8 +40,9 @@ the same on shards as on whole tensors.
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
     """Raise ValueError for an optimizer that might compute something else on several shards."""
     from adloco.algorithms.muon_step import Muon  # It needs torch, which settings do without.
+    from adloco.algorithms.short_types import ShortAdamW
 
-    exact = {Muon, *(getattr(torch.optim, name) for name in ELEMENTWISE)}
+    exact = {Muon, ShortAdamW, *(getattr(torch.optim, name) for name in ELEMENTWISE)}
     for optimizer in optimizers:
         name = type(optimizer).__name__
         known = (

@@ -9,6 +9,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,7 +45,7 @@ from adloco.distributed.device import autocast, new_stream, on_stream, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError
+from adloco.errors import NonFiniteLossError, require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -82,6 +83,14 @@ class Worker:
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
         self.optimizers = list(inner(model))
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        times = Counter(id(parameter) for group in groups for parameter in group["params"])
+        for name, parameter in zip(self.replica.names, self.replica.params, strict=True):
+            require(
+                times[id(parameter)] == 1,
+                "inner must give each trainable parameter to one optimizer, once, and gives "
+                f"{name} {times[id(parameter)]} times",
+            )
         for optimizer in self.optimizers:
             if isinstance(optimizer, Muon):
                 optimizer.owners = engine.owners

@@ -215,7 +215,10 @@ def _memory(recipe: Recipe, workload: Workload, cluster: Cluster) -> float:
     """
     device = torch.device("cuda")
     each = 2 if recipe.model_options.dtype == "bf16" else 4
-    copies: float = 2 + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
+    # In bf16 the state has what rounding takes off steps, too.
+    copies: float = (
+        2 + (each == 2) + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
+    )
     if recipe.data_parallel:
         sharded = recipe.placement.shard_size != 1
         replicas = 1 / cluster.islands if sharded else ranks_of_island(recipe, cluster)

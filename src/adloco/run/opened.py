@@ -59,7 +59,7 @@ class Opened:
         """
         recipe, host = self.recipe, torch.device("cpu")
         workers = recipe.method.num_workers
-        each = (1 + ADAMW_MOMENTS) * workers + residual_copies(recipe, workers, host)
+        each = (copies_of_worker(recipe) - 1) * workers + residual_copies(recipe, workers, host)
         return num_bytes(self.builder) * (outer_copies(recipe, host) + each)
 
 
@@ -89,6 +89,13 @@ def outer_copies(recipe: Recipe, device: torch.device) -> int:
     elif isinstance(outer, OuterOptimizer) and outer.optimizer == "SGD":
         states = 1 if outer.options.get("momentum") else 0
     return (1 + states) * _in_fp32(recipe) * recipe.method.num_trainers
+
+
+def copies_of_worker(recipe: Recipe) -> int:
+    """Parameters, gradients, AdamW's moments, and in a bf16 model what rounding takes off steps:
+    each is as large as the model.
+    """
+    return 2 + ADAMW_MOMENTS + (recipe.model_options.dtype == "bf16")
 
 
 def residual_copies(recipe: Recipe, workers: int, device: torch.device) -> int:

@@ -32,18 +32,15 @@ from adloco.run.json_files import write_json
 from adloco.run.machine_folders import check_machine, in_turn
 from adloco.run.memory_use import machine_bytes
 from adloco.run.micro_batch_probe import probe
-from adloco.run.opened import Opened, outer_copies, residual_copies
+from adloco.run.opened import Opened, copies_of_worker, outer_copies, residual_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
-from adloco.run.unusual import cut_batches, other_schedule
+from adloco.run.unusual import cut_batches, other_schedule, unread_streams
 from adloco.run.warm_start import WarmStart
 from adloco.tasks.island_texts import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
 from adloco.whole_file import all_to_disk, make_folder, write_text
-
-COPIES_PER_WORKER = 4
-"""Parameters, gradients and two AdamW moments, each as large as the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +90,8 @@ def prepare_run(
     other, task = recipe.model_options.from_run, opened.task
     start = WarmStart(Path(other), task, placement, problem) if other else None
     notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
+    if problem:
+        notices.append(unread_streams(problem.data.num_streams, recipe))
     notices.append(read_whole(opened.builder, placement))
     notices += [start.notice] if start else []
     if not recipe.data.streaming:
@@ -285,7 +284,7 @@ def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None
     """
     method, device = recipe.method, placement.device
     workers = len(placement.local(method.living_workers))
-    copies = COPIES_PER_WORKER * workers + residual_copies(recipe, workers, device)
+    copies = copies_of_worker(recipe) * workers + residual_copies(recipe, workers, device)
     copies += outer_copies(recipe, device)
     parameters = sum(parameter.numel() for parameter in builder.parameters)
     needed = num_bytes(builder) * copies // placement.shards

@@ -39,3 +39,14 @@ def other_schedule(recipe: Recipe) -> str:
         if rate.shape != "constant" and 0 < tokens != rate.total_tokens
         else ""
     )
+
+
+def unread_streams(streams: int, recipe: Recipe) -> str:
+    """A sentence if a problem's data has streams that no worker reads; empty if it has none."""
+    workers = recipe.method.num_workers
+    return (
+        f"the problem's data has {streams} streams and the run has {workers} workers, so "
+        f"{streams - workers} of them are never read; give num_streams={workers}"
+        if streams > workers
+        else ""
+    )

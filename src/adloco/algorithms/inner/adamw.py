@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_betas, check_rates, decay_groups, trainable
-from adloco.errors import require
+from adloco.errors import require, require_setting
 from adloco.late import torch
 from adloco.setting import setting
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class InnerAdamW:
     """AdamW on all parameters of a worker. Its state persists across rounds.
 
-    The state has the data type of the parameters. In float16, the squares of gradients below about
-    1e-3 lose their digits or become zero, so keep parameters in float32 or bfloat16.
+    The state has the data type of the parameters; in bf16 and fp16 what rounding takes off a step
+    is part of it, and added to the next one. In float16, the squares of gradients below about 1e-3
+    lose their digits or become zero, so keep parameters in float32 or bfloat16.
     """
 
     key: ClassVar[str] = "adamw"
@@ -44,8 +45,10 @@ class InnerAdamW:
         """Build torch's AdamW over these parameters, with matrices and vectors in two groups.
 
         Raises:
-            ValueError: A parameter's values are not side by side in memory.
+            ValueError: A parameter's values are not side by side in memory, or the mean of squares
+                is too slow for parameters of two bytes.
         """
+        from adloco.algorithms.short_types import SLOWEST_BETA, ShortAdamW, is_short
         from adloco.distributed.dtensor import local  # Torch takes seconds to import.
 
         for own in map(local, parameters):
@@ -58,4 +61,13 @@ class InnerAdamW:
         # Fused for every data type, because the fused kernel computes in float32. torch's loop
         # computes in the parameters' type: its epsilon of 1e-8 is zero in float16, so a small
         # gradient gives inf and a gradient of zero gives nan (torch 2.13 on a CPU).
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=True)
+        short = any(map(is_short, parameters))
+        require_setting(
+            not short or self.betas[1] <= SLOWEST_BETA,
+            self,
+            "betas",
+            f"must have a second number <= {SLOWEST_BETA} for parameters of two bytes, where a "
+            "slower mean of squares stands still",
+        )
+        kind = ShortAdamW if short else torch.optim.AdamW
+        return kind(groups, lr=self.lr, betas=self.betas, fused=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.algorithms.inner.shared import check_rates, decay_groups, trainable
-from adloco.errors import require_range
+from adloco.errors import require, require_range
 from adloco.late import torch
 from adloco.setting import setting
 
@@ -34,6 +34,13 @@ class InnerSGD:
         require_range(self, "momentum", at_least=0, below=1)
 
     def __call__(self, model: nn.Module) -> list[Optimizer]:
+        from adloco.algorithms.short_types import is_short  # Torch takes seconds to import.
+
+        require(
+            not any(map(is_short, trainable(model).values())),
+            "inner.optimizer sgd must have parameters of four bytes or more, because shorter ones "
+            "round its steps away; set model.dtype to fp32, or take adamw or muon",
+        )
         groups = decay_groups(list(trainable(model).values()), self.weight_decay)
         # Never fused: torch 2.13's fused SGD does not update bf16 and fp16 tensors on a CPU
         # (https://github.com/pytorch/pytorch/issues/191763).
