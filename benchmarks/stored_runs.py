@@ -153,7 +153,9 @@ def result_of(spec: Spec, job: Job) -> Result:
     curve: dict[str, list[float]] = {}
     seconds, tokens, record = 0.0, 0, {}
     for record in Records(folder).read():
-        seconds += (record["tokens"] - tokens) / record["tokens_per_second"]
+        # A run that was stopped in a round's last step has nothing left to train in it.
+        speed = record["tokens_per_second"]
+        seconds += (record["tokens"] - tokens) / speed if speed else 0.0
         tokens = record["tokens"]
         if record["val_loss"] is not None:
             for name, value in point(record, seconds, spec.arm in DATA_PARALLEL).items():
