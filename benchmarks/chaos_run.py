@@ -128,7 +128,7 @@ class DisturbedRun:
                 time.sleep(TICK_SECONDS)
             self._look()
             if self.outcomes and self.outcomes[-1].recovery is None and not self._faults:
-                # The ranks of a killed launcher went on to the end.
+                # Ranks went on to the end.
                 self.outcomes[-1].recovery = self._moved - self.outcomes[-1].struck
                 self.outcomes[-1].in_place = True
                 self._show(self.outcomes[-1])

@@ -190,6 +190,16 @@ def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0]
 
 
+def test_a_rank_ends_with_its_launcher(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would notice that it fails, and the line that is started again would start another."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    parents, ends = iter([7, 7]), queue.Queue[OtherRankError]()
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    quorum = Quorum(number=0, members=(0, 1), process=0)
+    with RankWatch(end=ends.put, silent_seconds=4.0, timeout_seconds=4.0)(Notes(quorum)):
+        assert "the process that started the ranks is gone" in str(ends.get(timeout=30))
+
+
 KEEPS_STORE = """
 from adloco.distributed.launch.rank_store import local_store
 store = local_store()

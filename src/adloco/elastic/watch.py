@@ -23,7 +23,7 @@ from typing import Any
 
 from adloco.distributed.launch.failures import Explain, Notes, cut_off, is_late
 from adloco.distributed.launch.launcher import abort_nccl
-from adloco.distributed.launch.rank_store import meeting_point
+from adloco.distributed.launch.rank_store import meeting_point, store_outlives_ranks
 from adloco.elastic.connections import cut_connections, open_sockets
 from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.errors import OtherRankError, RankFailureError
@@ -95,6 +95,8 @@ class _Thread(threading.Thread):
         self._poll_seconds = min(BEAT_SECONDS, watch.silent_seconds / BEATS)
         self._kept = open_sockets()
         """Sockets that were open before the group was made, this thread's own among them."""
+        self._launcher = os.getppid() if store_outlives_ranks() else None
+        """The process that started this rank, if it watches over its ranks."""
 
     def run(self) -> None:
         seconds = self._watch.silent_seconds
@@ -116,8 +118,8 @@ class _Thread(threading.Thread):
             else:
                 self._finish(failure)
         except RuntimeError:
-            # The store is gone: either the run has just ended, or the process that started the
-            # ranks has ended too early.
+            # The store or the launcher is gone: either the run has just ended, or the process that
+            # started the ranks has ended too early.
             self._finish(RankFailureError("the process that started the ranks is gone"))
         finally:
             self._over.set()
@@ -125,9 +127,15 @@ class _Thread(threading.Thread):
             progress.join()
 
     def _first_failure(self) -> OtherRankError | None:
-        """The first failure that is seen here or written by others; None once all is done."""
+        """The first failure that is seen here or written by others; None once all is done.
+
+        Raises:
+            RuntimeError: The launcher has ended, and nobody would notice that this rank fails.
+        """
         polls = max(1, round(self._watch.silent_seconds / BEATS / self._poll_seconds))
         while not self._stopped_waiting():
+            if self._launcher and os.getppid() != self._launcher:
+                raise RuntimeError("the launcher has ended")
             # What is read must be read before waiting: the store ends with the process that keeps
             # it.
             failure = self._notes.first()
