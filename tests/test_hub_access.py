@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from adloco.data.tokenizers import make_tokenizer
-from adloco.hub_access import SILENT, hub_asked
+from adloco.hub_access import OFFLINE, SILENT, hub_asked
 from adloco.models.sources.named_model import NamedModel
 
 
@@ -37,6 +37,12 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_hub_that_answers_is_used(address: str) -> None:
     with hub_asked("somebody/something") as silent:
         assert not silent and not constants.HF_HUB_OFFLINE
+
+
+def test_a_hub_that_must_not_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=f"could not be loaded .{OFFLINE}.; down"):
+        make_tokenizer("somebody/something", [])
 
 
 def test_a_hub_that_is_silent_costs_seconds(

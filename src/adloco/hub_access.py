@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ANSWER_SECONDS = 5.0
-SILENT = "the Hugging Face hub does not answer, and it was not downloaded before"
+NOT_THERE = "and it was not downloaded before"
+SILENT = f"the Hugging Face hub does not answer, {NOT_THERE}"
+OFFLINE = f"HF_HUB_OFFLINE is set, {NOT_THERE}"
 
 
 @contextmanager
@@ -20,15 +22,17 @@ def hub_asked(name: str) -> Iterator[str]:
         name: What is wanted: a name at the hub, or a folder, for which the hub is not asked.
 
     Yields:
-        `SILENT` if it does not answer, for the message about a failure inside; else an empty text.
+        `SILENT` or `OFFLINE` if it does not answer or is not to be asked, for the message about a
+        failure inside; else an empty text.
     """
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    silent = not before and not Path(name).exists() and not _answers()
+    at_hub = not Path(name).exists()
+    silent = not before and at_hub and not _answers()
     try:
         constants.HF_HUB_OFFLINE = before or silent
-        yield SILENT if silent else ""
+        yield SILENT if silent else OFFLINE if before and at_hub else ""
     finally:
         constants.HF_HUB_OFFLINE = before
 

@@ -68,6 +68,14 @@ def test_a_plan_names_the_measured_micro_batch() -> None:
     )
 
 
+def test_a_busy_machine_is_said_first() -> None:
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
+    for jitter, said in ((0.91, True), (0.1, False)):
+        cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, jitter=jitter)
+        plan = make_plan(candidates(["diloco"], ONE, cluster), WORKLOAD, cluster, target)
+        assert plan.reasons[0].startswith("Steps were measured with a jitter of") == said
+
+
 def test_shares_by_speed_by_hand() -> None:
     """Of 12 samples islands of speeds 1 and 0.5 take 6 each, in 0.5 and 1 s, or 8 and 4, in 2/3 s
     both.

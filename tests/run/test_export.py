@@ -60,6 +60,7 @@ def test_exported_is_trained(
     assert text.startswith("alpha") and len(text) > len("alpha")
     card = (folder / "README.md").read_text()
     assert "[method]" in card
+    assert str(tmp_path) not in card and 'folder = "run"' in card, "only the names of files"
     assert yaml.safe_load(card.split("---\n")[1]) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",

@@ -20,9 +20,6 @@ from adloco.report.readable import counted
 if TYPE_CHECKING:
     from adloco.config.sections import Recipe
 
-BUSY = 0.2
-"""Jitter above which something else has probably held up the steps."""
-
 
 @dataclass(kw_only=True)
 class Probe(RanksCommand):
@@ -98,6 +95,7 @@ class Probe(RanksCommand):
 
     def _find_throughput(self, recipe: "Recipe", file: Path, console: Console) -> None:
         from adloco.distributed.launch.launcher import num_ranks, this_rank
+        from adloco.plan.cluster import BUSY
         from adloco.plan.measured_cluster import cluster_text, write_measured
         from adloco.run.micro_batch_probe import probe
         from adloco.run.probe_worker import doublings, measure_throughput

@@ -89,6 +89,8 @@ def run_study(
         print_table(table, console)
     best = comparison.loss.text(comparison.spread(comparison.finals[0], comparison.best).mean)
     among = " of the arms with the most seeds" if failed else ""
+    if not failed and all(len(runs) == 1 for runs in comparison.arms.values()):
+        among = " of one seed, which is no claim"
     console.print(
         f"lowest {comparison.loss.label}{among}: {comparison.best}, {best}", soft_wrap=True
     )

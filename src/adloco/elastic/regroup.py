@@ -93,9 +93,11 @@ class Regrouping:
     def opened(self, run: TrainingRun) -> None:
         """Take the run that has begun, or resumes, in this quorum."""
         if self._failure:
-            rounds = run.algorithm.state.rounds_done
+            rounds, ranks = run.algorithm.state.rounds_done, run.placement.num_ranks
             run.notices.append(
-                f"{self._failure}; {run.placement.num_ranks} ranks continue after round {rounds}"
+                f"{self._failure}; {ranks} ranks continue after round {rounds}"
+                if ranks > 1
+                else f"{self._failure}; one rank continues after round {rounds}"
             )
             self._failure = ""
         self._run, self.folder = run, run.folder

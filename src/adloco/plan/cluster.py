@@ -15,6 +15,8 @@ from adloco.errors import require, require_choices, require_range
 from adloco.plan.link import Link, Pattern
 
 SECONDS_PER_DAY = 86400.0
+BUSY = 0.2
+"""Jitter above which something else has probably held up the steps that were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,16 @@ class Cluster:
             len(self.speeds) in (0, self.islands) and all(speed > 0 for speed in self.speeds),
             f"speeds must have one number > 0 for each of the {self.islands} islands, got "
             f"{list(self.speeds)}",
+        )
+
+    @property
+    def was_busy(self) -> str:
+        """A sentence if something else seems to have computed while it was measured."""
+        return (
+            f"Steps were measured with a jitter of {self.jitter:.2g}, as on a busy machine: "
+            "speeds, waiting and so the choice are not to be trusted; measure again on an idle one."
+            if self.jitter > BUSY
+            else ""
         )
 
     @property

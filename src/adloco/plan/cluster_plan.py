@@ -75,6 +75,8 @@ def make_plan(
     choices = [by_method(on_bandwidth(bandwidth), within=1.0) for bandwidth in BANDWIDTHS]
     chosen = choose(predictions)
     reasons = [*reasons_for(chosen, predictions), _micro_batches(chosen, cluster)]
+    if cluster.was_busy:
+        reasons.insert(0, cluster.was_busy)
     condition = ""
     if not target.prices_batches:
         batches = " or ".join(

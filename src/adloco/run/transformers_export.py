@@ -3,6 +3,7 @@ a model card with the recipe and the results.
 """
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -43,8 +44,8 @@ def export(
     source = trained.stored.recipe.model
     require(
         source.for_transformers,
-        f"transformers cannot load the model of {trained.stored.folder} (model.source); take its "
-        f"weights from {trained.stored.checkpoint}",
+        f"transformers cannot load the model of {trained.stored.folder} (model.source); its "
+        f"weights are those of adloco.load({str(trained.stored.folder)!r}).model",
     )
     require(
         not folder.exists(), f"--to {str(folder)!r} exists already; give a folder that does not"
@@ -138,8 +139,13 @@ What is 0 or was not measured is left out.
 ## Recipe
 
 ```toml
-{to_toml(recipe)}```
+{_without_folders(to_toml(recipe))}```
 """
+
+
+def _without_folders(text: str) -> str:
+    """A recipe without where its files lie on this machine, which readers of a card should not see."""
+    return re.sub(r'"/(?:[^"\n]*/)?([^"/\n]*)/?"', r'"\1"', text)
 
 
 def _results(trained: Trained) -> Iterator[tuple[str, str]]:
