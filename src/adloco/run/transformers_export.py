@@ -144,7 +144,7 @@ What is 0 or was not measured is left out.
 
 
 def _without_folders(text: str) -> str:
-    """A recipe without where its files lie on this machine, which readers of a card should not see."""
+    """A recipe with the names of its files, without the folders of this machine."""
     return re.sub(r'"/(?:[^"\n]*/)?([^"/\n]*)/?"', r'"\1"', text)
 
 
