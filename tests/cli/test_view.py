@@ -105,7 +105,9 @@ def test_what_the_live_view_compares_and_foresees(
     )
     console.print(view.render())
     text = console.export_text()
-    less = "8 times less than the 8.0 MB that data-parallel training would have sent"
+    less = (
+        "8 times less than the 8.0 MB that data-parallel training would have sent for as many steps"
+    )
     assert f"1 sync, 1.0 MB sent per worker: {less}" in text
     assert "round 2, inner step 3 of 4" in text
     assert "16,400 / 16,000 tokens   1:40 gone, 0:00 left" in text

@@ -75,14 +75,14 @@ def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:
     if not last["bytes_communicated"]:
         inside = f"; {sent_text(last)}" if last["bytes_inside"] else ""
         return f"nothing was sent between workers{inside}"
-    waited = (
-        f"; training waited {summary['exposed_seconds']:,.1f} s for syncs, "
+    took = (
+        f"; syncs took {summary['exposed_seconds']:,.1f} s without training, "
         f"{summary['hidden_seconds']:,.1f} s of transfers were hidden behind it"
     )
     return (
         f"{sent_text(last)} sent per worker in {counted(summary['syncs'], 'sync')}"
         f"{wire_text(summary, wire_name(run), ')', ' (')}: {saved_text(last)}"
-        f"{waited if summary['syncs'] else ''}"
+        f"{took if summary['syncs'] else ''}"
     )
 
 

@@ -161,7 +161,7 @@ def saved_text(record: Record) -> str:
     shown = number_text(record, "bytes_ddp_equivalent")
     return (
         f"{whole / sent:,.0f} times less than the {shown} that data-parallel training would have "
-        "sent"
+        "sent for as many steps"
     )
 
 

@@ -175,7 +175,8 @@ def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
         ),
         ("merges", str(sum(len(record["merges"]) for record in records))),
         *_numbers([ROUND[name] for name in sent], records),
-        *[("beside data-parallel training", f"{fewer:,.0f} times less")] * bool(fewer),
+        *[("beside data-parallel training with as many steps", f"{fewer:,.0f} times less")]
+        * bool(fewer),
     ]
 
 
