@@ -12,6 +12,8 @@ from adloco.plan.prediction import Prediction
 
 CLOSE = 1.05
 """Candidates that take at most so much longer than the fastest count as equally fast."""
+FREE_BITS = 4.0
+"""Bits a value from which on more of them did not lower a loss."""
 Predictor = Callable[[float], list[Prediction]]
 """Bandwidth in bits/s -> predictions on a link of that bandwidth."""
 LOWEST, HIGHEST = 1e4, 1e13
@@ -33,8 +35,9 @@ def by_method(predictions: Sequence[Prediction], within: float = CLOSE) -> dict[
 
 def choose(predictions: Sequence[Prediction], within: float = CLOSE) -> Prediction:
     """The candidate that departs least from plain training among those that are about as fast as
-    the fastest: the lowest H, then the most bits, the fewest fragments and the least time in
-    flight. If losses are predicted, none is chosen that another one beats in both loss and time.
+    the fastest: the lowest H, four bits a value or more (more gain nothing: docs/results.md), the
+    fewest fragments and the least time in flight; of those alike, the one that sends least. If
+    losses are predicted, none is chosen that another one beats in both loss and time.
 
     Raises:
         ValueError: No candidate reaches the target.
@@ -52,7 +55,7 @@ def choose(predictions: Sequence[Prediction], within: float = CLOSE) -> Predicti
             if found.seconds <= within * fastest
             and not any(_beats(other, found) for other in reachable)
         ),
-        key=lambda found: (*_departure(found), found.seconds),
+        key=lambda found: (*_departure(found), found.bytes_sent, found.seconds),
     )
 
 
@@ -66,14 +69,15 @@ def _beats(one: Prediction, other: Prediction) -> bool:
 def _departure(found: Prediction) -> tuple[float, ...]:
     recipe = found.candidate.recipe
     if recipe.data_parallel or not recipe.syncs:
-        return (1, -32, 1, 0)
-    bits = (
-        32
-        if isinstance(recipe.wire, PlainWire)
-        else 8 * recipe.wire.block_bytes / (recipe.wire.block)
+        return (1, -FREE_BITS, 1, 0)
+    wire, streaming = recipe.wire, recipe.streaming
+    bits = 32 if isinstance(wire, PlainWire) else 8 * wire.block_bytes / wire.block
+    return (
+        recipe.method.given_sync_every,
+        -min(bits, FREE_BITS),
+        streaming.fragments,
+        streaming.tau,
     )
-    streaming = recipe.streaming
-    return (recipe.method.given_sync_every, -bits, streaming.fragments, streaming.tau)
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
