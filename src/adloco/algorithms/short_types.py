@@ -59,7 +59,7 @@ class ShortAdamW(torch.optim.AdamW):
         state, short = self.state[parameter], is_short(parameter)
         names = ["exp_avg", "exp_avg_sq", *[LOST] * short]
         if not state:
-            state["step"] = torch.zeros((), device=parameter.device)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update({name: torch.zeros_like(parameter) for name in names})
         own, (first, second, *lost) = local(parameter), (local(state[name]) for name in names)
         assert parameter.grad is not None
