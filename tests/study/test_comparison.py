@@ -42,6 +42,14 @@ def against(*ends: tuple[float, float]) -> Comparison:
     )
 
 
+def test_many_settings_that_differ_are_named_without_their_values() -> None:
+    found = against((0.0, 2.0))
+    assert found.differing.startswith("Differs: nothing.")
+    many = replace(found, differs=tuple(f"inner.lr{n} (a: 0.1, b: 0.2)" for n in range(20)))
+    assert "Differs: inner.lr0, inner.lr1, " in many.differing
+    assert many.differing.count("(") == 1 and "(their values are in compare.json)" in many.differing
+
+
 def test_differences_of_what_a_target_needs() -> None:
     """To fall from 4 to 3: the first arm takes 25, 50, 50 of 100 tokens, the second 50, 100, and
     with the third seed it ends at 3.5. So -25 and -50: mean -37.5, deviation 17.68, t = 12.706.

@@ -24,6 +24,8 @@ from adloco.study.statistics import Difference, Spread, first_crossing, paired_d
 
 ARMS_IN_PAIRS = 4
 """Arms of which all pairs are compared."""
+MOST_WORDS = 400
+"""Characters in which settings that differ are said with their values."""
 FEW_ROUNDS = 5
 """Rounds that an outer momentum and a batch rule need before they act."""
 SENT = Metric("sent", "left each worker", TRAFFIC)
@@ -111,7 +113,11 @@ class Comparison:
             f" Fewer than {FEW_ROUNDS} rounds: {', '.join(few)}; what syncs do shows later, so "
             "give more tokens or a smaller method.sync_every."
         )
-        return f"Differs: {'; '.join(self.differs) or 'nothing'}.{short if few else ''}"
+        differs = "; ".join(self.differs) or "nothing"
+        if len(differs) > MOST_WORDS:
+            names = ", ".join(text.partition(" (")[0] for text in self.differs)
+            differs = f"{names} (their values are in compare.json)"
+        return f"Differs: {differs}.{short if few else ''}"
 
     @property
     def warning(self) -> str:
