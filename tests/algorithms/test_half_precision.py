@@ -1,15 +1,21 @@
 """Outer steps of models in bf16 and fp16: they move, and small steps are not lost to rounding."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from adloco import (
+    AdLoCo,
     Bf16,
     DiLoCo,
     Feedback,
+    InnerAdamW,
+    InnerMuon,
     Int1,
     Int2,
     Int4,
@@ -154,6 +160,60 @@ def train_in_bf16(
     run.average_replicas()
     whole = gather_shards(list(run.trainers[0].outer.global_params))
     return {"losses": losses, "params": torch.cat([tensor.detach().flatten() for tensor in whole])}
+
+
+def stepped(sharded: bool) -> list[Tensor]:
+    """A bf16 matrix, and what rounding took off it, after seven small steps."""
+    generator = torch.Generator().manual_seed(0)
+    start, *gradients = (torch.randn(7, 5, generator=generator).bfloat16() for _ in range(8))
+    mesh = init_device_mesh("cpu", (2,)) if sharded else None
+
+    def placed(tensor: Tensor) -> Tensor:
+        return distribute_tensor(tensor, mesh, [Shard(0)]) if mesh else tensor
+
+    parameter = nn.Parameter(placed(start))
+    optimizer = InnerAdamW(lr=1e-3).build([parameter])
+    for gradient in gradients:
+        parameter.grad = placed(gradient)
+        optimizer.step()
+    return gather_shards([parameter.detach(), optimizer.state[parameter]["lost"]])
+
+
+def test_shards_take_the_same_steps() -> None:
+    whole = stepped(False)
+    assert bool(whole[1].any())
+    for rank in run_on_ranks(stepped, 2, True):
+        assert all(mine.equal(one) for mine, one in zip(rank, whole, strict=True))
+
+
+@pytest.mark.parametrize("inner", [InnerAdamW(lr=1e-3), InnerMuon(lr=1e-3)], ids=["adamw", "muon"])
+def test_what_rounding_took_off_is_resumed(inner: Any) -> None:
+    """Stopped within a round, to the last bit."""
+
+    def fresh() -> AdLoCo:
+        return make_run(
+            build_model=half_linear,
+            loss_fn=lambda model, batch: squared_error(
+                lambda x: model(x).float(), (batch[0].bfloat16(), batch[1])
+            ),
+            inner=inner,
+            outer=NESTEROV,
+            data=regression(2),
+            sync_every=7,
+        )
+
+    whole, stopped = fresh(), fresh()
+    list(whole.rounds(4))
+    list(stopped.rounds(1))
+    stopped.stop()
+    assert stopped.round() is None
+    resumed = fresh()
+    resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    list(resumed.rounds(3))
+    for one, other in zip(whole.model(0).parameters(), resumed.model(0).parameters(), strict=True):
+        assert one.equal(other)
+    state = resumed.workers[0].optimizers[0].state
+    assert any(bool(each["lost"].any()) for each in state.values())
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])

@@ -103,8 +103,10 @@ def test_many_small_steps_are_not_rounded_away(kind: str, dtype: torch.dtype) ->
 
 
 def test_a_mean_of_squares_that_would_stand_still_in_bf16_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"betas must have a second number <= 0.995.*got"):
+    with pytest.raises(ValueError, match=r"betas \(inner.betas\) must be <= 0.99 .*got"):
         InnerAdamW(betas=(0.9, 0.999))(nn.Linear(2, 2).bfloat16())
+    with pytest.raises(ValueError, match=r"momentum \(inner.momentum\) must be <= 0.99 .*got"):
+        InnerMuon(momentum=0.995)(nn.Linear(2, 2).bfloat16())
     with pytest.raises(ValueError, match="inner.optimizer sgd must have parameters of four bytes"):
         InnerSGD()(nn.Linear(2, 2).bfloat16())
 

@@ -145,7 +145,9 @@ def changed(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["end of text", "special tokens", "chat", "lower case"])
-def test_tokenizers_with_one_vocabulary_share_no_cache(name: str, tmp_path: Path) -> None:
+def test_tokenizers_with_one_vocabulary_are_not_taken_for_each_other(
+    name: str, tmp_path: Path
+) -> None:
     """Whichever was first would be the one of both, in training and in exports."""
     text = tmp_path / "text.txt"
     text.write_text("A text <|endoftext|> and another one, a little longer. " * 20)
@@ -158,8 +160,11 @@ def test_tokenizers_with_one_vocabulary_share_no_cache(name: str, tmp_path: Path
         again = [open_cache(data) for _ in range(2)]
         assert again[0].folder == again[1].folder
         assert again[0].tokenizer.encode(TEXTS) == make_tokenizer(data.tokenizer, ()).encode(TEXTS)
+        exported = again[0].tokenizer.to_transformers(whole=True)
+        assert exported.chat_template == changed(kind).chat_template
         ends.append((again[0].folder, again[0].tokenizer.end_of_text))
-    assert ends[0][0] != ends[1][0]
+    # A chat template changes no ids, so those are shared.
+    assert (ends[0][0] != ends[1][0]) == (name != "chat")
     assert (ends[0][1] != ends[1][1]) == (name == "end of text")
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import Int4, MergeFates, MergeSmallest, OuterMemory
+from adloco import InnerAdamW, Int4, MergeFates, MergeSmallest, OuterMemory
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.traffic import Traffic
 from tests.distributed.comm.test_compressed import FORMATS
-from tests.problems import adamw, cases, make_run, outer_sgd, round_with_ends
+from tests.problems import cases, make_run, outer_sgd, round_with_ends
 
 TYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
@@ -86,7 +86,7 @@ def test_each_type_is_sent_as_if_it_were_alone(name: str) -> None:
 
 
 def run_of(**changes: Any) -> Any:
-    return make_run(**{"build_model": TwoTypes, "inner": adamw(0.02)} | changes)
+    return make_run(**{"build_model": TwoTypes, "inner": InnerAdamW(lr=0.02)} | changes)
 
 
 def test_an_outer_step_by_hand() -> None:

@@ -78,6 +78,7 @@ def arms(shards: int, replicas: int) -> dict[str, tuple[list[Tensor], float]]:
         "bf16": trained(shards, replicas, torch.float32, InnerMuon(lr=0.02), native=True),
         "split": trained(shards, replicas, torch.float64, split),
         "AdamW": trained(shards, replicas, torch.float32, InnerAdamW(lr=0.02)),
+        "short": trained(shards, replicas, torch.bfloat16, InnerMuon(lr=0.02), native=True),
     }
 
 
@@ -92,6 +93,9 @@ def test_fifty_steps_and_their_bytes(shards: int, replicas: int) -> None:
         for rank in ranks:
             for mine, theirs in zip(one[name][0], rank[name][0], strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+    for rank in ranks:
+        for mine, theirs in zip(ranks[0]["short"][0], rank["short"][0], strict=True):
+            assert mine.equal(theirs)
     values = values_that_cross(shards, replicas)
     bytes_inside = {name: inside for name, (_, inside) in ranks[0].items()}
     assert bytes_inside["float32"] - bytes_inside["AdamW"] == 4 * STEPS * values

@@ -39,6 +39,20 @@ def test_what_others_send_beside_a_candidate_that_sends_nothing() -> None:
     assert "as long and sends 4e+06 bytes, where this one sends none; " in beside
 
 
+def test_four_bits_are_preferred_to_more_and_steps_that_all_sync_to_both() -> None:
+    workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
+    cluster = Cluster(islands=2, bandwidth="1000gbit", samples_per_second={8: 16.0})
+    formats = [("wire.format", name) for name in ("fp32", "int8", "int4", "int2")]
+    found = [
+        predict(one, workload, cluster, target)
+        for one in candidates(["ddp", "diloco"], [("method.sync_every", "1"), *formats], cluster)
+    ]
+    assert choose(found).candidate.name == "ddp"
+    best = choose([one for one in found if one.candidate.name == "diloco"])
+    assert best.candidate.label.count("int4") == 1
+
+
 def test_none_is_chosen_that_another_beats_in_time_and_loss() -> None:
     assert chosen(loss_per_step=0.01) == 10
     assert chosen(loss_per_step=0.0) == 10, "losses that are equal decide nothing"

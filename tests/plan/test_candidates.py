@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from adloco.config.recipe import build_recipe, read_values
 from adloco.plan.candidates import candidates, ranks_of_island, smallest_worker_batch
 from adloco.plan.cluster import Cluster
 
@@ -40,7 +41,7 @@ def test_micro_batches_are_those_of_the_fastest_pass(
     assert one.recipe.switch.max_micro_batch == expected
 
 
-def test_all_that_was_measured_of_an_island_trains() -> None:
+def test_all_that_was_measured_of_an_island_trains(tmp_path: Path) -> None:
     """Passes of two ranks of an island, each with half of their samples."""
     cluster = Cluster(
         islands=8, bandwidth="100mbit", samples_per_second={8: 16.0, 32: 32.0}, ranks=2
@@ -53,6 +54,12 @@ def test_all_that_was_measured_of_an_island_trains() -> None:
     assert local.recipe.placement.replica_size == 2
     (sharded,) = candidates(["diloco"], [*ONE, ("placement.shard_size", "2")], cluster)
     assert sharded.recipe.placement.replica_size == 1
+    own = tmp_path / "own.toml"
+    for placement, ranks in (("shard_size = 2", 2), ("replica_size = 0", 2), ("shard_size = 4", 4)):
+        own.write_text(f"[method]\nworkers_per_trainer = 8\n[placement]\n{placement}\n")
+        (mine,) = candidates([str(own)], ONE, cluster)
+        assert ranks_of_island(mine.recipe, cluster) == ranks
+        assert mine.recipe.placement == build_recipe(read_values(str(own))).placement
 
 
 def test_an_eta_counts_if_the_batch_rule_is_given_too() -> None:

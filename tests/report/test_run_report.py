@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from adloco.cli.main import main
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Record, clipped_by
-from adloco.report import panels
+from adloco.report import page, panels
 from adloco.report.curves import Panel
 from adloco.report.drawing import save_figure
 from adloco.report.loss_panel import loss_panel
@@ -152,6 +152,15 @@ def test_every_metric_with_a_panel_is_shown(
     (chart,) = drawn(records, LanguageModelSettings.measures)[panels.CAPTIONS[panel][0]].charts
     (curve,) = [one for one in chart.curves if one.axes["tokens"]]
     assert curve.axes["tokens"] == [10, 30] and curve.measures == {metric.name: [7, 7]}
+
+
+@pytest.mark.parametrize(("sent", "card"), [(1e6, "8 times less"), (6e6, None), (16e6, None)])
+def test_what_is_said_beside_data_parallel_training(sent: float, card: str | None) -> None:
+    """Nothing where a run has sent about as much, or more."""
+    said = "beside data-parallel training with as many steps"
+    last = record(10, 8, 8) | {"bytes_communicated": sent, "bytes_ddp_equivalent": 8e6}
+    cards = dict(page.run_cards(LanguageModelSettings.measures, [last]))
+    assert cards.get(said) == card
 
 
 def test_a_merge_is_marked() -> None:

@@ -69,11 +69,14 @@ def test_a_run_on_a_gpu_is_resumed_bit_for_bit(
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")]
+)
 def test_captured_passes_and_updates_are_those_without(
-    precision: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, dtype: str, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["adloco", *small, "--run.device", "cuda", "--run.precision", precision]
+    words += ["--model.dtype", dtype]
     assert main(["train", *with_folder(words, tmp_path / "captured")]) == 0
     monkeypatch.setattr(cuda_graphs, "LARGEST_WORK", 0)
     monkeypatch.setattr(worker, "can_capture", lambda optimizers: False)

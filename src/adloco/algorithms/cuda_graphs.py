@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adloco.algorithms.muon_step import Muon
+from adloco.algorithms.short_types import ShortAdamW
 from adloco.distributed.device import to_device
 from adloco.distributed.parallel.gradient_norms import GradientSums
 
@@ -274,7 +275,10 @@ def can_capture(optimizers: Sequence[Optimizer]) -> bool:
     """True if an update by these optimizers can be captured: by Muon and fused AdamW."""
     return all(
         type(each) is Muon
-        or (type(each) is torch.optim.AdamW and all(group["fused"] for group in each.param_groups))
+        or (
+            type(each) in (torch.optim.AdamW, ShortAdamW)
+            and all(group["fused"] for group in each.param_groups)
+        )
         for each in optimizers
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adloco.algorithms.short_types import LOST, exact, is_short, put
+from adloco.algorithms.short_types import LOST, converted, exact, is_short, put
 from adloco.distributed.device import native_bf16
 from adloco.distributed.dtensor import local
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
@@ -89,9 +89,11 @@ class _Step:
                 if name not in state[matrix]:
                     state[matrix][name] = torch.zeros_like(matrix)
         self._momenta = [local(state[matrix]["momentum_buffer"]) for matrix in matrices]
-        self._lost = [
-            local(state[matrix][LOST]) if is_short(matrix) else None for matrix in matrices
-        ]
+        self._lost = {
+            index: local(state[matrix][LOST])
+            for index, matrix in enumerate(matrices)
+            if is_short(matrix)
+        }
         # On every replica, not only the owner's, because a checkpoint is of one replica.
         torch._foreach_lerp_(self._momenta, self._gradients, 1 - group["momentum"])
 
@@ -118,32 +120,22 @@ class _Step:
     def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
         shards = [local(self.matrices[index]) for index in indices]
         lr, length = self._group["lr"], step_length(self.matrices[indices[0]].shape)
-        lost = [self._lost[index] for index in indices]
-        values = [
-            shard if part is None else exact(shard, part)
-            for shard, part in zip(shards, lost, strict=True)
-        ]
+        short = [at for at, shard in enumerate(shards) if is_short(shard)]
+        rounded, lost = [shards[at] for at in short], [self._lost[indices[at]] for at in short]
+        values = list(shards)
+        for at, value in zip(short, exact(rounded, lost) if short else [], strict=True):
+            values[at] = value
         if self._group["weight_decay"]:
             torch._foreach_mul_(values, 1 - lr * self._group["weight_decay"])
         # One kernel adds all steps. They are rounded only where they are added, so they have the
         # finer of the two types.
-        steps = _converted(results, torch.promote_types(values[0].dtype, results[0].dtype))
+        steps = converted(results, torch.promote_types(values[0].dtype, results[0].dtype))
         if isinstance(lr, Tensor):  # In a captured update.
             torch._foreach_add_(values, list(torch._foreach_mul(steps, lr * -length)))
         else:
             torch._foreach_add_(values, steps, alpha=-lr * length)
-        for shard, part, value in zip(shards, lost, values, strict=True):
-            if part is not None:
-                put(shard, part, value)
-
-
-def _converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Tensors in a data type, by one kernel."""
-    if tensors[0].dtype == dtype:
-        return list(tensors)
-    converted = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(converted, list(tensors))
-    return converted
+        if short:
+            put(rounded, lost, [values[at] for at in short])
 
 
 def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:

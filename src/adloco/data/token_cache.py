@@ -41,6 +41,7 @@ class TokenCache:
         store: TokenStore,
         content: str,
         skipped: Mapping[str, int] | None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Make a cache from its parts; `open_cache` and `begin_cache` do this for a recipe.
 
@@ -49,11 +50,13 @@ class TokenCache:
             store: The files of tokens, and how they grow.
             content: Digest of the text, if it is in memory; else empty.
             skipped: Reason -> rows left out when the source was read just now; None if it was not.
+            tokenizer: The tokenizer to use; None: the one that is stored with the tokens.
         """
         self.data = data
         self.store = store
         self.folder = store.folder
-        self.tokenizer = store.tokenizer
+        # Of tokenizers that encode alike, it decodes and is exported as the recipe's own one is.
+        self.tokenizer = tokenizer or store.tokenizer
         self._content = content
         self._skipped = skipped
 
@@ -175,7 +178,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
             f"data.cache {data.cache or str(cache)!r} cannot be written ({error.strerror}); use "
             "another folder (recipe section [data])"
         ) from error
-    return TokenCache(data, store, content, corpus.skipped if corpus else None)
+    return TokenCache(data, store, content, corpus.skipped if corpus else None, tokenizer)
 
 
 def _validation_is_read(data: DataSettings, state: State) -> bool:

@@ -68,7 +68,7 @@ class Tokenizer(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A text that is equal for tokenizers that encode, end texts and decode alike."""
+        """A text that is equal for tokenizers that encode and end texts alike."""
         ...
 
 

@@ -133,12 +133,9 @@ class TransformersTokenizer:
         own = self._tokenizer
         parts = [
             self.encode([PROBE]),  # Before the backend is asked: it ends truncation and padding.
-            sorted(own.get_vocab().items()),
+            own.backend_tokenizer.to_str() if own.is_fast else sorted(own.get_vocab().items()),
             own.special_tokens_map,
-            own.chat_template,
             own.split_special_tokens,
-            own.clean_up_tokenization_spaces,
-            own.backend_tokenizer.to_str() if own.is_fast else "",
         ]
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 

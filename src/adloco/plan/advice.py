@@ -69,7 +69,7 @@ def _beats(one: Prediction, other: Prediction) -> bool:
 def _departure(found: Prediction) -> tuple[float, ...]:
     recipe = found.candidate.recipe
     if recipe.data_parallel or not recipe.syncs:
-        return (1, -FREE_BITS, 1, 0)
+        return (0, -FREE_BITS, 1, 0)
     wire, streaming = recipe.wire, recipe.streaming
     bits = 32 if isinstance(wire, PlainWire) else 8 * wire.block_bytes / wire.block
     return (

@@ -139,7 +139,9 @@ def _on_cluster(
         although it is one of several numbers of fragments, or if the norm test holds no batch.
     """
     first = build_recipe(override(read_values(name), list(point.items())))
-    if cluster.ranks and not first.data_parallel and not _SHAPE & point.keys():
+    shape = first.placement
+    alone = not _SHAPE & point.keys() and shape.replica_size == shape.shard_size == 1
+    if alone and cluster.ranks > 1 and not first.data_parallel:
         first = replace(first, placement=replace(first.placement, replica_size=cluster.ranks))
     if point.get("switch.max_micro_batch", "auto") == "auto":
         ranks = ranks_of_island(first, cluster)
@@ -199,5 +201,7 @@ def ranks_of_island(recipe: Recipe, cluster: Cluster) -> int:
     """Ranks of an island. Of data-parallel training they are those that were measured."""
     if recipe.data_parallel:
         return max(1, cluster.ranks)
-    shape = recipe.placement
-    return max(1, shape.replica_size) * max(1, shape.shard_size)
+    shards, replicas = recipe.placement.shard_size, recipe.placement.replica_size
+    if shards and replicas:
+        return shards * replicas
+    return max(1, cluster.ranks, shards, replicas)  # All ranks of the island.

@@ -224,5 +224,5 @@ def _memory(recipe: Recipe, workload: Workload, cluster: Cluster) -> float:
         replicas = 1 / cluster.islands if sharded else ranks_of_island(recipe, cluster)
     else:
         copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
-        replicas = max(1, recipe.placement.replica_size)
+        replicas = ranks_of_island(recipe, cluster) // max(1, recipe.placement.shard_size)
     return each * workload.parameters * replicas * copies

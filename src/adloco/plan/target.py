@@ -108,7 +108,7 @@ def tokens_target(
 
 
 def loss_target(
-    found: Sequence[Candidate], fit: LossFit, loss: float | None, batch: float
+    found: Sequence[Candidate], fit: LossFit, loss: float | None, budget_batch: float
 ) -> Target:
     """A loss, with the tokens that each candidate needs for it by the law.
 
@@ -116,6 +116,7 @@ def loss_target(
         found: The candidates.
         fit: The law.
         loss: The loss; None for the one that the first candidate has after its budget in tokens.
+        budget_batch: Samples of a step of the first candidate, for that loss.
     """
 
     def known(recipe: Recipe, batch: float) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def loss_target(
             first.run.tokens > 0,
             f"{found[0].name} has no budget in tokens; give --run.tokens or --target-loss",
         )
-        loss = loss_at(first, batch, first.run.tokens)
+        loss = loss_at(first, budget_batch, first.run.tokens)
     require(0 < loss < math.inf, f"--target-loss must be a number > 0, got {loss}")
     goal = loss
     return Target(

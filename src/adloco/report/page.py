@@ -83,7 +83,7 @@ def write_report(folder: Path) -> Path:
             "unfinished": "" if summary else _unfinished(recipe, records[-1]),
             "no_success": no_success(records),
             "cards": [
-                _cards(declared, records),
+                run_cards(declared, records),
                 _sync_cards(records),
                 interruption_cards(starts, records[-1]["seconds"]),
             ],
@@ -156,7 +156,8 @@ def _unfinished(recipe: Recipe, last: Record) -> str:
     return f"This run has not finished: {part:.0%} of its budget is used." if part < 1 else ""
 
 
-def _cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
+def run_cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:
+    """The numbers of a run at a glance."""
     last = records[-1]
     measures = [validation(measure) for measure in declared]
     sent = ["bytes_communicated"]

@@ -48,7 +48,7 @@ class InnerAdamW:
             ValueError: A parameter's values are not side by side in memory, or the mean of squares
                 is too slow for parameters of two bytes.
         """
-        from adloco.algorithms.short_types import SLOWEST_BETA, ShortAdamW, is_short
+        from adloco.algorithms.short_types import SLOWEST_MEAN, ShortAdamW, is_short
         from adloco.distributed.dtensor import local  # Torch takes seconds to import.
 
         for own in map(local, parameters):
@@ -63,11 +63,11 @@ class InnerAdamW:
         # gradient gives inf and a gradient of zero gives nan (torch 2.13 on a CPU).
         short = any(map(is_short, parameters))
         require_setting(
-            not short or self.betas[1] <= SLOWEST_BETA,
+            not short or max(self.betas) <= SLOWEST_MEAN,
             self,
             "betas",
-            f"must have a second number <= {SLOWEST_BETA} for parameters of two bytes, where a "
-            "slower mean of squares stands still",
+            f"(inner.betas) must be <= {SLOWEST_MEAN} for parameters of two bytes, where slower "
+            "means stand still",
         )
         kind = ShortAdamW if short else torch.optim.AdamW
         return kind(groups, lr=self.lr, betas=self.betas, fused=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.shared import check_betas, check_rates, trainable
-from adloco.errors import SettingError, require, require_range
+from adloco.errors import SettingError, require, require_range, require_setting
 from adloco.setting import setting
 
 if TYPE_CHECKING:
@@ -59,7 +59,17 @@ class InnerMuon:
         rest = [parameter for name, parameter in named.items() if name not in hidden]
         none = "Muon needs a model with hidden matrices, and this one has none"
         require(bool(hidden), f"{none}; use adamw")
-        from adloco.algorithms.muon_step import Muon  # It needs torch, which settings do without.
+        # They need torch, which settings do without.
+        from adloco.algorithms.muon_step import Muon
+        from adloco.algorithms.short_types import SLOWEST_MEAN, is_short
+
+        require_setting(
+            self.momentum <= SLOWEST_MEAN or not any(map(is_short, hidden.values())),
+            self,
+            "momentum",
+            f"(inner.momentum) must be <= {SLOWEST_MEAN} for parameters of two bytes, where a "
+            "slower mean stands still",
+        )
 
         muon = Muon(
             self._groups(hidden),
