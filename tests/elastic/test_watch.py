@@ -192,7 +192,7 @@ def test_a_rank_that_still_waits_for_a_failed_one_is_ended(store: Any) -> None:
 
 def test_a_rank_ends_with_its_launcher(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would notice that it fails, and the line that is started again would start another."""
-    monkeypatch.setenv("ADLOCO_LAUNCHER", "7")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     parents, ends = iter([7, 7]), queue.Queue[OtherRankError]()
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
     quorum = Quorum(number=0, members=(0, 1), process=0)

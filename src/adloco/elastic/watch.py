@@ -23,7 +23,7 @@ from typing import Any
 
 from adloco.distributed.launch.failures import Explain, Notes, cut_off, is_late
 from adloco.distributed.launch.launcher import abort_nccl
-from adloco.distributed.launch.rank_store import LAUNCHER, meeting_point
+from adloco.distributed.launch.rank_store import meeting_point, store_outlives_ranks
 from adloco.elastic.connections import cut_connections, open_sockets
 from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.errors import OtherRankError, RankFailureError
@@ -95,8 +95,8 @@ class _Thread(threading.Thread):
         self._poll_seconds = min(BEAT_SECONDS, watch.silent_seconds / BEATS)
         self._kept = open_sockets()
         """Sockets that were open before the group was made, this thread's own among them."""
-        self._launcher = int(os.environ.get(LAUNCHER, "0"))
-        """The process that started this rank and watches over it; 0: none of ours."""
+        self._launcher = os.getppid() if store_outlives_ranks() else 0
+        """The process that started this rank and watches over it; 0: none does."""
 
     def run(self) -> None:
         seconds = self._watch.silent_seconds

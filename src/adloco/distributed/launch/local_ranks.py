@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adloco.distributed.launch.rank_store import (
-    LAUNCHER,
     MEETING_POINT,
     StoreGoneError,
     local_store,
@@ -83,7 +82,6 @@ class LocalRanks:
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
             "OMP_NUM_THREADS": "1",
-            LAUNCHER: str(os.getpid()),
         } | dict(environment)
 
     def start_all(self) -> None:

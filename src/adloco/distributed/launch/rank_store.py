@@ -18,8 +18,6 @@ import torch.distributed as dist
 from adloco.errors import RankFailureError, require
 
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-LAUNCHER = "ADLOCO_LAUNCHER"
-"""Variable with the process that started a rank and watches over it."""
 MEETING_POINT = "ADLOCO_MEETING_POINT"
 """The variable in which a launcher tells its ranks the HOST:PORT at which the run meets; the store
 itself may be reached by another address.
