@@ -235,4 +235,4 @@ def test_unequal_arms_are_compared_by_force_and_marked(
         "model (model.hidden_size: diloco: 32, wide: 64)"
     ]
     # In the warning, in the caption of the curves, and above every table.
-    assert (tmp_path / "study" / "compare.html").read_text().count(mark) == 6
+    assert (tmp_path / "study" / "compare.html").read_text().count(mark) == 5

@@ -157,7 +157,8 @@ def test_recipes_on_islands(
         assert [row["requested_batch"] for row in line["trainers"]] == [
             row["requested_batch"] for row in other["trainers"]
         ]
-    assert mine[0]["train_loss"] == pytest.approx(expected[0]["train_loss"], rel=1e-5)
+    # Processors that compute in bf16 round more.
+    assert mine[0]["train_loss"] == pytest.approx(expected[0]["train_loss"], rel=1e-4)
     model = 4 * json.loads((folder / "summary.json").read_text())["num_parameters"]
     assert mine[-1]["bytes_inside"] > 0.5 * model * mine[-1]["inner_steps"]
     assert (mine[-1]["bytes_communicated"] > 0) == (recipe == "diloco")

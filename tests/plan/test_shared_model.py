@@ -26,4 +26,4 @@ def test_candidates_and_runs_share_the_model() -> None:
 @pytest.mark.parametrize("flag", ["--parameters=-5", "--parameters=inf", "--noise-scale=nan"])
 def test_sizes_are_numbers(flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["plan", "--cluster", str(tmp_path / "c.toml"), flag]) == 2
-    assert "must be a number > 0" in capsys.readouterr().err
+    assert "must be a number" in capsys.readouterr().err

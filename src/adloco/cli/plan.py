@@ -155,12 +155,11 @@ def _check(arguments: Plan) -> None:
         arguments.target_loss is None or bool(arguments.runs),
         "--target-loss needs --runs RUN ..., the folders of short runs that tell the loss",
     )
-    for name in ("parameters", "noise_scale"):
-        value = getattr(arguments, name)
-        require(
-            value is None or 0 < value < math.inf,
-            f"--{name.replace('_', '-')} must be a number > 0, got {value}",
-        )
+    size, noise = arguments.parameters, arguments.noise_scale
+    require(size is None or 1 <= size < math.inf, f"--parameters must be a number >= 1, got {size}")
+    require(
+        noise is None or 0 < noise < math.inf, f"--noise-scale must be a number > 0, got {noise}"
+    )
     require(
         arguments.to is None or not arguments.to.is_file(),
         f"--to must be a folder, got the file {arguments.to}",
