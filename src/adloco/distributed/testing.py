@@ -81,7 +81,7 @@ def _rank(
     try:
         result = function(*arguments)
     except Exception as error:
-        if "Connection closed by peer" in str(error):
+        if "by peer" in str(error):  # "Connection closed by peer", or reset.
             time.sleep(5)  # The rank that closed it has failed first, and is the one to be shown.
         raise
     except BaseException as error:  # torch shows Exceptions alone, and pytest's Failed is none.
