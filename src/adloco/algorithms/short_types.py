@@ -24,7 +24,8 @@ times with 0.995 and 107 times with 0.999)."""
 SLICE = 2**24
 """Values that a step takes at once, for which it needs 16 bytes each."""
 Slice = tuple[Tensor, ...]
-"""A part of a parameter, of what rounding took off it, its gradient, its moments; and its step."""
+"""A part of a parameter, of its gradient and of its moments; its count of steps; and, of a short
+one, the part of what rounding took off it."""
 
 
 def is_short(parameter: Tensor) -> bool:
@@ -79,7 +80,7 @@ class ShortAdamW(torch.optim.AdamW):
                     converted(each, torch.float32) for each in (gradients, first, second)
                 )
                 values = exact(own, lost)
-                # A parameter may be in several batches, each of which counts a step.
+                # adamw counts a step, and a parameter may be in several batches.
                 _adamw(group, values, taken, means, squares, [step.clone() for step in steps])
                 put(own, lost, values)
                 torch._foreach_copy_(first, means)

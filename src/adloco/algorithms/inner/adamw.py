@@ -45,7 +45,7 @@ class InnerAdamW:
         """Build torch's AdamW over these parameters, with matrices and vectors in two groups.
 
         Raises:
-            ValueError: A parameter's values are not side by side in memory, or the mean of squares
+            ValueError: A parameter's values are not side by side in memory, or a moving average
                 is too slow for parameters of two bytes.
         """
         from adloco.algorithms.short_types import SLOWEST_MEAN, ShortAdamW, is_short
