@@ -77,6 +77,8 @@ MUON = "--inner.optimizer muon --inner.lr 8e-3"
 STEPS = "--run.tokens 20M --run.inner_steps 40 --run.checkpoint_every 99"
 ROUNDS = f"--method.sync_every 5 {STEPS}"
 """Eight rounds of five steps."""
+TESTED = "--method.sync_every 20 --run.tokens 20M --run.inner_steps 100 --run.checkpoint_every 99"
+"""Five rounds of twenty steps, of which a norm test takes four."""
 
 
 def batch(samples: int, micro: int) -> str:
@@ -98,9 +100,10 @@ def speed(size: str, micro: int) -> dict[str, str]:
 
 def methods(size: str) -> dict[str, str]:
     """One worker beside four on the same device, with as many tokens a step of each worker."""
-    common = f"{SIZES[size]} {LONG} {MUON} {ROUNDS}"
+    common = f"{SIZES[size]} {LONG} {MUON} {TESTED}"
     four = f"--method.workers_per_trainer 4 {batch(128, 32)} --wire.format int1"
     trainers = f"--method.num_trainers 4 --method.workers_per_trainer 1 {batch(32, 32)} {same(32)}"
+    trainers += " --learning_rate.reference_batch 32"
     return {
         "single": f"single {common} {batch(32, 32)}",
         "DiLoCo, 4 workers": f"diloco {common} {four}",
@@ -110,7 +113,7 @@ def methods(size: str) -> dict[str, str]:
 
 def norm_test(size: str) -> dict[str, str]:
     """Data-parallel training with and without a test that asks for what is there."""
-    common = f"{SIZES[size]} {LONG} {ROUNDS} {batch(32, 16)}"
+    common = f"{SIZES[size]} {LONG} {TESTED} {batch(32, 32)}"
     return {"constant": f"ddp {common}", "norm test": f"ddp-norm {common} {same(32)}"}
 
 

@@ -97,6 +97,7 @@ def test_workers_that_compute_at_once_have_the_numbers_of_workers_in_turn(
     assert numbers(tmp_path / "1") == numbers(tmp_path / "4")
 
 
+@pytest.mark.filterwarnings("ignore")  # Those of torch's own compiler.
 def test_compiled_trainers_of_small_micro_batches_train(small: list[str], tmp_path: Path) -> None:
     words = [*small, "--run.device", "cuda", "--method.num_trainers", "4", "--run.compile", "true"]
     assert main(["train", "adloco", *with_folder(words, tmp_path / "run")]) == 0
