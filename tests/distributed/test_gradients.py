@@ -2,9 +2,11 @@
 
 import contextlib
 
+import pytest
 import torch
 from torch import nn
 
+from adloco.distributed.parallel import gradient_norms
 from adloco.distributed.parallel.gradient_norms import (
     clip,
     incoming_gradients,
@@ -39,7 +41,12 @@ def flat_gradient(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     ).double()
 
 
-def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once() -> None:
+@pytest.mark.parametrize("at_once", [2**24, 50, 0])
+def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of gradients that are squared in several lots."""
+    monkeypatch.setattr(gradient_norms, "SQUARED_AT_ONCE", at_once)
     torch.manual_seed(0)
     model, ids = Tied(), torch.randint(0, 11, (6, 5))
     expected = [float(flat_gradient(model, part).square().sum()) for part in ids.split(2)]

@@ -10,7 +10,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from threading import Event
@@ -41,7 +41,7 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.device import autocast, new_stream, on_stream, to_device
+from adloco.distributed.device import autocast, new_stream, on_stream, read_later, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
@@ -110,7 +110,7 @@ class Worker:
         )
         """True to read a step's numbers from the device while it computes the next step. Other
         answers to a number that is not finite come before the step."""
-        self._unread: list[Tensor] = []
+        self._unread: list[Callable[[], list[float]]] = []
         self._drops = uses_dropout(model)
         self.engine = engine
         problem = settings.problem
@@ -214,7 +214,7 @@ class Worker:
         norm_sq = self.engine.norm_sq_part() if measured else 0.0
         # One reduction for all three, because each takes a round trip between the island's ranks.
         numbers = self.engine.sum_on_device([parts.double().sum(), norm_sq, halted.is_set()])
-        self._unread.append(numbers)
+        self._unread.append(read_later(numbers))
         halting = self._read(task, all_but=int(self.reads_late))
         if stops or bool(numbers.isfinite().all()):
             self._update(numbers[1].sqrt())
@@ -231,7 +231,7 @@ class Worker:
         """Read the numbers of steps but the newest; True if any rank was told to halt."""
         halting = False
         while len(self._unread) > all_but:
-            loss, norm_sq, halt = self._unread[0].tolist()
+            loss, norm_sq, halt = self._unread[0]()
             finite = math.isfinite(loss) and math.isfinite(norm_sq)
             if self._settings.execution.on_nonfinite == "stop" and not finite:
                 what = "norm of the gradient" if math.isfinite(loss) else "loss"

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,26 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
     return batch
+
+
+def read_later(numbers: Tensor) -> Callable[[], list[float]]:
+    """Copy numbers to the host while their device goes on.
+
+    Returns:
+        A function that waits for the copy, and not for what the device is given meanwhile.
+    """
+    if not numbers.is_cuda:
+        return numbers.tolist
+    own = torch.empty_like(numbers, device="cpu", pin_memory=True)
+    own.copy_(numbers, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        return own.tolist()
+
+    return read
 
 
 @functools.cache

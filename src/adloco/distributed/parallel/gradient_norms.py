@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from adloco.distributed.dtensor import local
 
+SQUARED_AT_ONCE = 2**24
+"""Most elements of the gradients that are kept until they are squared."""
+
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that require gradients; tied ones are listed once."""
@@ -33,10 +36,7 @@ def squared_norm(tensors: Iterable[Tensor]) -> float:
 
 def squared_norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
     """`squared_norm` as a scalar on the tensors' device, which is not waited for."""
-    shards = [local(tensor).detach() for tensor in tensors]
-    if not shards:
-        return torch.zeros((), dtype=torch.float64)
-    return _total(torch._foreach_pow(torch._foreach_norm(shards, 2, torch.float64), 2))
+    return _total(_squares([local(tensor).detach() for tensor in tensors]))
 
 
 @torch.no_grad()
@@ -70,28 +70,44 @@ class GradientSums:
     """Adds up numbers that are computed from incoming gradients."""
 
     def __init__(self) -> None:
-        self._parts: list[Tensor] = []
+        self.drop()
 
     def add(self, part: Tensor) -> None:
         """Add a scalar tensor, without waiting for its device."""
         self._parts.append(part)
 
+    def add_square(self, gradient: Tensor) -> None:
+        """Add |g|^2 of a gradient that nobody changes. Several are squared at once, because on a
+        GPU each call costs more than its arithmetic.
+        """
+        self._kept.append(gradient)
+        self._elements += gradient.numel()
+        if self._elements > SQUARED_AT_ONCE:
+            self._square()
+
     def take(self) -> Tensor:
         """The sum since the last call, a float64 scalar on the device."""
+        self._square()
         total = _total(self._parts)
         self.drop()
         return total
 
     def drop(self) -> None:
         """Forget what was added since the last call of `take`."""
-        self._parts = []
+        self._parts: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._elements = 0
+
+    def _square(self) -> None:
+        self._parts += _squares(self._kept)
+        self._kept, self._elements = [], 0
 
 
 @contextmanager
 def incoming_gradients(parameters: Sequence[Tensor]) -> Iterator[GradientSums]:
     """Sum |g|^2 of every incoming gradient of these parameters while open."""
     sums = GradientSums()
-    with watched(parameters, lambda index, gradient: sums.add(squares(gradient))):
+    with watched(parameters, lambda index, gradient: sums.add_square(gradient)):
         yield sums
 
 
@@ -111,6 +127,13 @@ def watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], object]) 
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _squares(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Sums of squares as float64 scalars, in few calls."""
+    if not tensors:
+        return []
+    return [*torch._foreach_pow(torch._foreach_norm(tensors, 2, torch.float64), 2)]
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:
