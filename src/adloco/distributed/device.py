@@ -75,7 +75,7 @@ def read_later(numbers: Tensor) -> Callable[[], list[float]]:
         return numbers.tolist
     own = torch.empty_like(numbers, device="cpu", pin_memory=True)
     own.copy_(numbers, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
 
     def read() -> list[float]:

@@ -129,7 +129,7 @@ def watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], object]) 
             handle.remove()
 
 
-def _squares(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _squares(tensors: list[Tensor]) -> list[Tensor]:
     """Sums of squares as float64 scalars, in few calls."""
     if not tensors:
         return []
