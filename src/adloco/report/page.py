@@ -68,7 +68,7 @@ def write_report(folder: Path) -> Path:
     declared = known_measures(recipe.task.measures, records)
     environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
     starts = read_starts(folder)
-    of_options = [option.content(folder) for option in lab_modules("page")]
+    of_options = [table for option in lab_modules("page") for table in option.content(folder)]
     values = list(settings(recipe))
     run_tables = (_merges(records), _changes(records), interruption_table(starts))
     path = folder / PAGE
@@ -89,11 +89,7 @@ def write_report(folder: Path) -> Path:
             ],
             "signs": all_signs(records, recipe.batch_cap, signs_of_options()),
             "sample": _mapping(summary, "sample"),
-            "tables": [
-                *(table for table in run_tables if table.rows),
-                *(table for tables, _ in of_options for table in tables),
-            ],
-            "pictures": [picture for _, pictures in of_options for picture in pictures],
+            "tables": [*(table for table in run_tables if table.rows), *of_options],
             "resumed_with": [change.text for change in read_changes(folder)],
             "rounds": _rounds(recipe, declared, records),
             "changed": [one for one in values if one.default not in (None, one.value)],

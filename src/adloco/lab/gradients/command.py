@@ -1,4 +1,4 @@
-"""`adloco gradients`: measures how far the gradients of batches are from the full gradient."""
+"""`adloco gradients`: measures the full gradient and the noise of batches around it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,9 @@ from adloco.cli.terminal import open_console, table_of
 
 @dataclass(kw_only=True)
 class Gradients(TrainerCommand):
-    """Compute the full gradient over training samples at a checkpoint of a run, and how far the
-    gradients of batches deviate from it: noise scale by layer and by kind of parameter, histograms,
-    cosines. Dropout is off. Writes a JSON file and a picture into RUN/gradients, which `adloco
-    report RUN` shows.
+    """Compute the full gradient over training samples at a checkpoint of a run, and the noise scale
+    of the model and of each layer, from how far the gradients of batches deviate from it. Dropout
+    is off. Writes a JSON file into RUN/gradients, which `adloco report RUN` shows.
     """
 
     key = "gradients"
@@ -31,7 +30,6 @@ class Gradients(TrainerCommand):
 
     def run(self) -> int:
         from adloco.lab.gradients.measuring import measure_gradients
-        from adloco.lab.gradients.picture import draw_gradients
         from adloco.lab.gradients.records import write_gradients
         from adloco.run.trained import load_trained
 
@@ -42,43 +40,25 @@ class Gradients(TrainerCommand):
             )
             content = measure_gradients(trained, self.samples, self.batch, advance)
         path = write_gradients(trained.stored.folder, content)
-        picture = draw_gradients(content, path.with_suffix(".png"))
         console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
         console.print(_table(content))
-        for line in _sentences(content):
-            console.print(line, soft_wrap=True)
         console.print(
-            f"{path}, {picture}; for the report: adloco report {self.run_folder}", soft_wrap=True
+            f"{content['samples']:,} samples in {content['num_batches']:,} batches of at most "
+            f"{content['batch']:,}, loss {content['loss']:.4f}",
+            soft_wrap=True,
         )
+        console.print(f"{path}; for the report: adloco report {self.run_folder}", soft_wrap=True)
         return 0
 
 
 def _table(content: dict[str, Any]) -> Table:
     table = table_of("part", "parameters", "|G|²", "S", "noise scale S/|G|²", names=1)
-    whole = {"name": "whole model", **content["total"]}
-    for parts in ([whole], content["kinds"], content["layers"]):
-        for part in parts:
-            table.add_row(
-                part["name"],
-                f"{part['parameters']:,}",
-                f"{part['grad_norm_sq']:.3g}",
-                f"{part['grad_variance']:.3g}",
-                "-" if part["noise_scale"] is None else f"{part['noise_scale']:,.1f}",
-            )
-        table.add_row()
+    for part in ({"name": "whole model", **content["total"]}, *content["layers"]):
+        table.add_row(
+            part["name"],
+            f"{part['parameters']:,}",
+            f"{part['grad_norm_sq']:.3g}",
+            f"{part['grad_variance']:.3g}",
+            "-" if part["noise_scale"] is None else f"{part['noise_scale']:,.1f}",
+        )
     return table
-
-
-def _sentences(content: dict[str, Any]) -> list[str]:
-    def spread(name: str) -> str:
-        names = ("mean", "median", "excess_kurtosis")
-        shown = [(each.replace("_", " "), content[name][each]) for each in names]
-        return ", ".join(f"{each} {value:.3g}" for each, value in shown if value is not None)
-
-    return [
-        f"{content['num_batches']:,} batches of {content['batch']:,}, {content['samples']:,} "
-        f"samples, loss {content['loss']:.4f}",
-        f"distance of batch gradients to the full gradient: {spread('deviation')}",
-        f"cosine with the full gradient: {spread('cosine')}",
-        f"cosine with the gradient of the other batches: {spread('cosine_with_others')}",
-    ]

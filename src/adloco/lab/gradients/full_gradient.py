@@ -1,11 +1,13 @@
-"""The full gradient of a model over many samples, and the deviation of each batch's gradient from
-it (`deviations.py`), in two passes over the same batches.
+"""The full gradient of a model over many samples, and the noise of the gradients of batches.
 
-Memory beside the model: the gradient of one batch, the full gradient in at least float32, a
-difference of one parameter at a time, and three numbers per batch and two per parameter.
+N samples are cut into J batches, which are the groups of one test step of all samples: S and |G|^2
+follow from the squared norms of their mean gradients and of the full one, as in a norm test
+(`rules/moments.py`). They are sums over parameters, and hold for any part of the model.
+
+Memory beside the model: the gradient of one batch and the full gradient in at least float32.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -17,7 +19,8 @@ from adloco.algorithms.method import Source
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.gradient_norms import squares, trainable
-from adloco.lab.gradients.deviations import BatchGradient, Deviations
+from adloco.errors import require
+from adloco.rules.moments import GradientEstimate, estimate, group_moments
 from adloco.rules.switch import balanced
 
 
@@ -49,84 +52,86 @@ def cut_into_batches(samples: int, batch: int, num_streams: int) -> list[Batch]:
 
 @dataclass(frozen=True, kw_only=True)
 class FullGradient:
-    """The model, samples and loss of the gradients."""
+    """What is known of the full gradient, parameter by parameter."""
 
-    model: nn.Module
-    """It is put into evaluation mode: dropout is off, and running statistics are used and stay as
-    they are.
-    """
-    loss_fn: Callable[[Any, Any], Tensor]
-    """(model, batch) -> mean loss over the samples of the batch."""
-    source: Source
-    at_once: int
-    """Most samples in one forward and backward pass; larger batches accumulate."""
-    precision: torch.dtype | None = None
-    """Type of autocast; None: the model's own type."""
+    loss: float
+    """Mean loss over the samples."""
+    sizes: Sequence[int]
+    """Samples of each batch."""
+    norms_sq: Tensor
+    """|g_j|^2 of each batch and parameter, float64 [batches, parameters]."""
+    full_norms_sq: Tensor
+    """|F|^2 of each parameter, float64 [parameters]."""
 
-    def deviations(
-        self, batches: Sequence[Batch], advance: Callable[[int], None] = lambda samples: None
-    ) -> Deviations:
-        """Compute the full gradient, then each batch's deviation from it.
+    def estimate(self, parameters: Iterable[int] | None = None) -> GradientEstimate:
+        """Unbiased estimates of S and |G|^2; `plugin_norm_sq` is |F|^2.
 
         Args:
-            batches: The batches, at least two.
-            advance: Called with the number of samples after each batch of each of the two passes.
+            parameters: Indices of the parameters that count; None for all.
         """
-        params, samples = trainable(self.model), sum(batch.samples for batch in batches)
-        self.model.eval()
-        full = [zeros_like(each, torch.promote_types(each.dtype, torch.float32)) for each in params]
-        loss = 0.0
-        for batch, mean_loss in self._backward(batches, params, advance):
-            loss += mean_loss * batch.samples / samples
-            for total, parameter in zip(full, params, strict=True):
-                if parameter.grad is not None:
-                    total.add_(parameter.grad, alpha=batch.samples / samples)
-        scatters = torch.zeros(len(params), dtype=torch.float64)
-        measured = []
-        for batch, _ in self._backward(batches, params, advance):
-            norms_sq, apart_sq = _squared(params, full)
-            scatters += batch.samples * apart_sq
-            measured.append(
-                BatchGradient(
-                    samples=batch.samples,
-                    norm_sq=float(norms_sq.sum()),
-                    deviation_sq=float(apart_sq.sum()),
-                )
-            )
-        return Deviations(
-            batches=measured,
-            full_norms_sq=torch.stack([squares(total) for total in full]).tolist(),
-            scatters=scatters.tolist(),
-            loss=loss,
+        chosen = list(range(len(self.full_norms_sq)) if parameters is None else parameters)
+        norms_sq = self.norms_sq[:, chosen].sum(1).tolist()
+        found = estimate(
+            group_moments(self.sizes, norms_sq, float(self.full_norms_sq[chosen].sum()))
         )
-
-    def _backward(
-        self,
-        batches: Sequence[Batch],
-        params: Sequence[nn.Parameter],
-        advance: Callable[[int], None],
-    ) -> Iterator[tuple[Batch, float]]:
-        """Leave the mean gradient of one batch after the other in `grad`; yields its mean loss."""
-        device = params[0].device
-        for batch in batches:
-            loss, start = 0.0, batch.position
-            for part in balanced(batch.samples, -(-batch.samples // self.at_once)):
-                read = to_device(self.source.read(batch.stream, start, part), device)
-                with autocast(device, self.precision):
-                    share = self.loss_fn(self.model, read) * (part / batch.samples)
-                share.backward()  # type: ignore[no-untyped-call]
-                loss, start = loss + float(share.detach()), start + part
-            yield batch, loss
-            for parameter in params:
-                parameter.grad = None
-            advance(batch.samples)
+        require(found is not None, "one batch has none to be compared with")
+        assert found is not None
+        return found
 
 
-def _squared(params: Sequence[nn.Parameter], full: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """|g|^2 and |g - F|^2 of each parameter, float64 on the CPU. No gradient is a zero one."""
-    rows = []
-    for parameter, total in zip(params, full, strict=True):
+def full_gradient(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    source: Source,
+    batches: Sequence[Batch],
+    *,
+    at_once: int,
+    precision: torch.dtype | None = None,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> FullGradient:
+    """Compute the gradient of every batch.
+
+    Args:
+        model: It is put into evaluation mode: dropout is off, and running statistics are used and
+            stay as they are.
+        loss_fn: (model, batch) -> mean loss over the samples of the batch.
+        source: The samples.
+        batches: Their batches.
+        at_once: Most samples in one forward and backward pass; larger batches accumulate.
+        precision: Type of autocast; None: the model's own type.
+        advance: Called with the number of samples after each batch.
+    """
+    params, samples = trainable(model), sum(batch.samples for batch in batches)
+    device = params[0].device
+    model.eval()
+    full = [zeros_like(each, torch.promote_types(each.dtype, torch.float32)) for each in params]
+    loss, norms_sq = 0.0, []
+    for batch in batches:
+        start = batch.position
+        for part in balanced(batch.samples, -(-batch.samples // at_once)):
+            read = to_device(source.read(batch.stream, start, part), device)
+            with autocast(device, precision):
+                share = loss_fn(model, read) * (part / batch.samples)
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += float(share.detach()) * batch.samples / samples
+            start += part
+        norms_sq.append(_take_gradients(params, full, batch.samples / samples))
+        advance(batch.samples)
+    return FullGradient(
+        loss=loss,
+        sizes=[batch.samples for batch in batches],
+        norms_sq=torch.stack(norms_sq),
+        full_norms_sq=torch.stack([squares(total) for total in full]).cpu(),
+    )
+
+
+def _take_gradients(params: Sequence[Tensor], full: Sequence[Tensor], share: float) -> Tensor:
+    """Add this share of the gradients to the full one, and free them; |g|^2 of each parameter."""
+    norms_sq = []
+    for total, parameter in zip(full, params, strict=True):
+        # A parameter that nothing uses has no gradient.
         gradient = torch.zeros_like(total) if parameter.grad is None else parameter.grad
-        rows.append(torch.stack([squares(gradient), squares(gradient.to(total.dtype) - total)]))
-    norms_sq, apart_sq = torch.stack(rows, dim=1).cpu()
-    return norms_sq, apart_sq
+        norms_sq.append(squares(gradient))
+        total.add_(gradient, alpha=share)
+        parameter.grad = None
+    return torch.stack(norms_sq).cpu()

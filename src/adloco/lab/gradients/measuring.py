@@ -2,21 +2,20 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
+from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import NonFiniteLossError, require
-from adloco.lab.gradients.deviations import Deviations, Spread
-from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches
-from adloco.lab.gradients.parameter_parts import parameter_parts
+from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches, full_gradient
 from adloco.run.environment import choose_precision
 from adloco.run.json_files import finite
 from adloco.run.trained import Trained, own_task
 
 DEFAULT_SAMPLES = 512
 Advance = Callable[[int, int], None]
-"""(samples done in this step, samples of both passes) -> None."""
+"""(samples done in this step, all samples) -> None."""
 
 
 def measure_gradients(
@@ -25,7 +24,7 @@ def measure_gradients(
     batch: int | None = None,
     advance: Advance = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Compute the full gradient of a run's model, and how batch gradients deviate from it.
+    """Compute the full gradient of a run's model, and the noise of batches around it.
 
     The samples are the first ones of the run's data streams, equally many of each. So they are the
     same at every checkpoint.
@@ -69,15 +68,16 @@ def measure_gradients(
         f"{chosen} samples are one batch of {size}, but at least two batches are compared; raise "
         "--samples or lower --batch",
     )
-    full = FullGradient(
-        model=trained.model,
-        loss_fn=task.loss,
-        source=task.train_source(streams, recipe.run.seed, least=streams),
+    found = full_gradient(
+        trained.model,
+        task.loss,
+        task.train_source(streams, recipe.run.seed, least=streams),
+        batches,
         at_once=at_once,
         precision=choose_precision(recipe.run.precision, next(trained.model.parameters()).device),
+        advance=lambda done: advance(done, chosen),
     )
-    found = full.deviations(batches, lambda done: advance(done, 2 * chosen))
-    if not math.isfinite(found.loss + found.full_norm_sq):
+    if not math.isfinite(found.loss + found.estimate().plugin_norm_sq):
         raise NonFiniteLossError(
             f"the loss or its gradient is not finite at {stored.checkpoint} (loss {found.loss}); "
             "take an earlier --checkpoint"
@@ -86,54 +86,52 @@ def measure_gradients(
     return content
 
 
-def _content(found: Deviations, trained: Trained, batch: int) -> dict[str, Any]:
+def _content(found: FullGradient, trained: Trained, batch: int) -> dict[str, Any]:
     stored = trained.stored
-    parts = parameter_parts(trained.model)
+    elements = [parameter.numel() for parameter in trainable(trained.model)]
+    names = [name for name, each in trained.model.named_parameters() if each.requires_grad]
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, layer in enumerate(layers(names)):
+        members[layer].append(index)
 
-    def grouped(names: Iterable[str]) -> list[dict[str, Any]]:
-        members: dict[str, list[int]] = defaultdict(list)
-        for index, name in enumerate(names):
-            members[name].append(index)
-        return [{"name": name, **numbers(indices)} for name, indices in members.items()]
-
-    def numbers(indices: Iterable[int]) -> dict[str, Any]:
-        chosen = list(indices)
+    def numbers(chosen: Iterable[int]) -> dict[str, Any]:
+        chosen = list(chosen)
         seen = found.estimate(chosen)
         return {
-            "parameters": sum(parts[index].elements for index in chosen),
+            "parameters": sum(elements[index] for index in chosen),
             "grad_variance": seen.grad_variance,
             "grad_norm_sq": seen.grad_norm_sq,
             "noise_scale": seen.noise_scale,
-            "full_norm_sq": seen.plugin_norm_sq,
         }
 
-    distances, cosines = found.distances(), found.cosines()
-    others = found.cosines_with_others()
     return {
         "checkpoint": stored.checkpoint.name,
         "round": stored.algorithm["rounds_done"],
         "tokens": stored.algorithm["samples"] * stored.recipe.data.context_tokens,
         "trainer": trained.trainer,
-        "samples": found.samples,
+        "samples": sum(found.sizes),
         "batch": batch,
-        "num_batches": len(found.batches),
+        "num_batches": len(found.sizes),
         "loss": found.loss,
-        "total": numbers(range(len(parts))),
-        "layers": grouped(part.layer for part in parts),
-        "kinds": grouped(part.kind for part in parts),
-        "deviation": asdict(Spread.of(distances)),
-        "cosine": asdict(Spread.of(cosines)),
-        "cosine_with_others": asdict(Spread.of(others)),
-        "batches": [
-            {
-                "samples": each.samples,
-                "norm": math.sqrt(each.norm_sq),
-                "deviation": distance,
-                "cosine": cosine,
-                "cosine_with_others": other,
-            }
-            for each, distance, cosine, other in zip(
-                found.batches, distances, cosines, others, strict=True
-            )
-        ],
+        "total": numbers(range(len(elements))),
+        "layers": [{"name": name, **numbers(chosen)} for name, chosen in members.items()],
     }
+
+
+def layers(names: Sequence[str]) -> list[str]:
+    """The layer of each parameter: the repeated block that it is in, such as layers.0, or else its
+    module. Without the words that all but the last of each begin with.
+
+    Args:
+        names: Of the parameters.
+    """
+    paths = []
+    for words in (name.split(".") for name in names):
+        before = list(takewhile(lambda word: not word.isdecimal(), words))
+        numbered = len(before) < len(words)
+        paths.append(words[: len(before) + 1] if numbered else words[:-1] or words)
+    most = min((len(path) - 1 for path in paths), default=0)
+    shared = 0
+    while shared < most and len({path[shared] for path in paths}) == 1:
+        shared += 1
+    return [".".join(path[shared:]) for path in paths]

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from adloco.errors import require
 from adloco.run.folder import check_links
 from adloco.run.json_files import read_json, write_json
-from adloco.run.record_types import Count, Number, Text, fault
+from adloco.run.record_types import Count, Number, fault
 
 GRADIENTS = "gradients"
 """The folder in a run's folder."""
@@ -23,25 +21,6 @@ class _Total:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Distribution:
-    mean: Number | None
-    median: Number | None
-    excess_kurtosis: Number | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    name: Text
-    noise_scale: Number | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Batch:
-    deviation: Number | None
-    cosine: Number | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Content:
     """Values from a file that the report shows."""
 
@@ -52,11 +31,6 @@ class _Content:
     batch: Count
     num_batches: Count
     total: _Total
-    deviation: _Distribution
-    cosine: _Distribution
-    layers: Annotated[list[_Part], Field(min_length=1)]
-    kinds: Annotated[list[_Part], Field(min_length=1)]
-    batches: Annotated[list[_Batch], Field(min_length=1)]
 
 
 def write_gradients(run: Path, content: dict[str, Any]) -> Path:
@@ -77,7 +51,7 @@ def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
     """
     found = {path: read_json(path) for path in sorted(run.glob(f"{GRADIENTS}/*.json"))}
     for path, content in found.items():
-        wrong = _fault(content)
+        wrong = fault(content, _Content)
         require(not wrong, f"{path} is damaged ({wrong}); restore or remove it")
     return found
 
@@ -85,14 +59,3 @@ def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
 def check(run: Path) -> None:
     """Raise ValueError if a file is damaged; called before a run resumes."""
     read_gradients(run)
-
-
-def _fault(content: dict[str, Any]) -> str:
-    """The first name in a file whose value is not what it should be; empty if all are."""
-    wrong = fault(content, _Content)
-    for name in ("deviation", "cosine"):
-        # The picture has lines at both, if it has batches.
-        missing = not wrong and None in (content[name]["mean"], content[name]["median"])
-        if missing and any(row[name] is not None for row in content["batches"]):
-            return name
-    return wrong
