@@ -40,7 +40,7 @@ class DiLoCo:
         streaming: The schedule of syncs within a round, with fragments made of the first model's
             layers; None: one sync at the end. With streaming, or with a lossy wire format, replicas
             may differ after a sync too: see `average_replicas`.
-        memory: Where and in which data type global parameters and outer optimizer state are kept.
+        memory: Where global parameters, outer optimizer state and residuals are kept.
         placement: Where all workers of the run live, from `place`; None: in this process.
         num_workers: Workers of the run; None: those in `models` are all.
 

@@ -318,7 +318,7 @@ class Execution:
     compile: bool | Literal["auto"] = False
     """Compile the model and its loss with torch.compile; auto: see `building.is_compiled`."""
     seed: int = 0
-    """Seed of the dropout masks, and of batch rules that draw random numbers."""
+    """Seed of the dropout masks."""
     on_nonfinite: OnNonFinite = "stop"
     """Action of a worker whose numbers are not finite."""
     clock: Callable[[], float] = time.monotonic

@@ -34,7 +34,8 @@ class Plan(SettingsCommand):
     summary = "predict which method suits a cluster, and what it takes"
     lists = True
     recipes: list[str] = argument([], "RECIPE", place=True, nargs="*")
-    """Files or names of recipes (default: ddp, diloco; adloco if its batch is known)."""
+    """Files or names of recipes (default: ddp, diloco; adloco if its batch is known and the
+    islands are even in number)."""
     cluster: Path | None = argument(None, "FILE.toml")
     """Description of the cluster."""
     runs: list[Path] = argument([], "RUN", nargs="+")

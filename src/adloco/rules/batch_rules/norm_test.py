@@ -22,9 +22,9 @@ class NormTest:
 
     b is the batch, G the true gradient and S the trace of the per-sample gradient covariance. With
     B = S / |G|^2, the unbiased form converges to b = B / eta^2. The plug-in form converges to
-    B (1 - eta^2) / eta^2, and one test multiplies the batch by at most 1 / eta^2. (One summary of
-    the paper prints a square root around the bound; the units and the original condition rule it
-    out.)
+    B (1 - eta^2) / eta^2, and in expectation one test multiplies the batch by at most 1 / eta^2.
+    (One summary of the paper prints a square root around the bound; the units and the original
+    condition rule it out.)
 
     On the test steps of a round (by default its first `test.steps`) a worker cuts its batch into
     `test.groups` groups and `algorithms/gradient_stats.py` measures their gradients' norms,
