@@ -58,7 +58,7 @@ def train(
         recipe: The name of a shipped recipe, or the path of a TOML file; None: adloco.
         tokens: Tokens to train on (`run.tokens`).
         data: A text, jsonl or parquet file, or a folder of such files (`data.path`); where there is
-            none of that name, a dataset of the Hugging Face hub as owner/name (`data.dataset`).
+            no folder `owner`, a dataset of the Hugging Face hub as owner/name (`data.dataset`).
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
         from_run: The folder of a run with whose model to begin (`model.from_run`).

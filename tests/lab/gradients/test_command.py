@@ -84,7 +84,10 @@ def test_the_numbers_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     for number in ("parameters", "grad_variance", "grad_norm_sq"):
         total = sum(each[number] for each in content["layers"])
         assert total == pytest.approx(content["total"][number])
-    assert f"{content['total']['noise_scale']:,.1f}" in said and "32 samples in 8 batches of at most 4" in said
+    assert (
+        f"{content['total']['noise_scale']:,.1f}" in said
+        and "32 samples in 8 batches of at most 4" in said
+    )
     # The report shows it.
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()

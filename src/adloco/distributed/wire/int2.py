@@ -32,7 +32,7 @@ class Int2:
     large ones and the mean of the others. If a block contains a zero, the others become zero, so
     there are three levels.
 
-    |x - Q(x)| / |x| is 0.341 for normal values and 0.475 for values of Student's t with 3 degrees of
+    |x - Q(x)| / |x| is 0.341 for normal values and 0.475 for those of Student's t with 3 degrees of
     freedom; the best two magnitudes of each block would have 0.337 and 0.44.
 
     The format is a contraction: |x - Q(x)|^2 <= (1 - (1 - 2^-16) / block) |x|^2 for each block if
