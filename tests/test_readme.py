@@ -25,7 +25,7 @@ def commands(page: Path) -> list[str]:
 
 def test_there_is_something_to_test() -> None:
     assert len(commands(README)) == 6
-    assert len(commands(QUICK_START)) == 17
+    assert len(commands(QUICK_START)) == 18
 
 
 def test_the_readme_is_short_and_begins_with_the_simplest() -> None:
