@@ -224,17 +224,6 @@ class Store:
         )
         write_text(self.file, "{\n" + ",\n".join(lines) + "\n}\n")
 
-    def of(self, specs: Sequence[Spec]) -> list[Result]:
-        """The results of these runs; ValueError if one is missing."""
-        runs = self.read()
-        missing = [spec for spec in specs if spec.key not in runs]
-        require(
-            not missing,
-            f"{len(missing)} runs are not in {self.file}, for instance: "
-            f"{missing[0] if missing else ''}; train them first",
-        )
-        return [runs[spec.key] for spec in specs]
-
 
 def stored(specs: Iterable[Spec], runs: Mapping[str, Result]) -> dict[Spec, Result]:
     """Those of these runs that are stored. A run whose recipe file has changed since is found by
@@ -256,9 +245,8 @@ def as_stored(flags: Mapping[str, str]) -> dict[str, str]:
     return {STORED_AS.get(name, name): value for name, value in flags.items()}
 
 
-def trained(specs: Sequence[Spec], options: argparse.Namespace) -> list[Result]:
-    """The results of these runs, in their order. Those that --json lacks are trained first,
-    --parallel at a time.
+def trained(specs: Sequence[Spec], options: argparse.Namespace) -> None:
+    """Train those of these runs that --json lacks, --parallel at a time.
 
     Raises:
         ValueError: A run failed, and did not diverge.
@@ -267,7 +255,6 @@ def trained(specs: Sequence[Spec], options: argparse.Namespace) -> list[Result]:
     missing = [spec for spec in specs if spec.key not in store.read()]
     for spec, result in train_runs(missing, options.json.stem, options.parallel):
         store.add(spec.key, result)
-    return store.of(specs)
 
 
 def train_runs(specs: Sequence[Spec], name: str, parallel: int) -> Iterator[tuple[Spec, Result]]:

@@ -82,8 +82,6 @@ class AdLoCo:
         self._batching = batching or Batching()
         merging, execution = merging or Merging(), execution or Execution()
         check_sections(problem, method, self._batching, learning_rate, self.placement)
-        for option in options:
-            option.check(method, self._batching, syncing.streaming, merging.policy)
         workers = build_workers(
             problem,
             method,

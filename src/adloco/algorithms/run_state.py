@@ -137,18 +137,13 @@ class RunState:
             first worker it has; on rank 0 also `run`. Nothing on other ranks.
         """
         parts: dict[str, Any] = {
-            trainer_part(trainer.id): {
-                "outer": trainer.outer.state_dict(),
-                "stages": self._of_stages(trainer_part(trainer.id)),
-            }
+            trainer_part(trainer.id): {"outer": trainer.outer.state_dict()}
             for trainer in self.trainers.values()
             if placement.local(trainer.worker_ids[:1])
         }
         with_params = self.in_round or self.diverged
         for worker in self.workers.values():
-            inner = worker.tensors(with_params=with_params)
-            name = worker_part(worker.id)
-            parts[name] = {"inner": inner, "stages": self._of_stages(name)}
+            parts[worker_part(worker.id)] = {"inner": worker.tensors(with_params=with_params)}
         parts = gather_shards(parts, keep=placement.is_island_first)
         here = [(str(worker.id), worker.numbers()) for worker in self.workers.values()]
         workers = dict(placement.collect(here))
@@ -157,11 +152,6 @@ class RunState:
         numbers = {RUN: copy.deepcopy(self._numbers(workers))} if placement.is_rank_zero else {}
         return numbers | parts
 
-    def _of_stages(self, part: str) -> dict[str, Any]:
-        """State that stages keep in one part of a checkpoint, by the stages' keys."""
-        kept = {stage.key: stage.state_parts() for stage in self.stages}
-        return {key: own[part] for key, own in kept.items() if part in own}
-
     def _numbers(self, workers: Mapping[str, Any]) -> dict[str, Any]:
         """The part `run`.
 
@@ -169,7 +159,9 @@ class RunState:
         """
         return {
             **{name: getattr(self, name) for name in COUNTERS},
-            "stages": self._of_stages(RUN),
+            "stages": {
+                stage.key: own for stage in self.stages if (own := stage.numbers()) is not None
+            },
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
             "weights": {str(worker): weight for worker, weight in self.weights.items()},
             "trainers": [trainer.numbers() for trainer in self.trainers.values()],
@@ -198,22 +190,18 @@ class RunState:
             trainer = new_trainer(int(saved["trainer"]))
             trainer.load_numbers(saved)
             self.trainers[trainer.id] = trainer
-        here = [
-            trainer for trainer in self.trainers.values() if placement.local(trainer.worker_ids)
-        ]
-        for trainer in here:
+        for trainer in self.trainers.values():
+            if not placement.local(trainer.worker_ids):
+                continue
             trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
             trainer.outer.copy_all_to_workers(self.replicas(trainer, placement))
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])
-        names = [RUN, *(trainer_part(trainer.id) for trainer in here)]
-        names += [worker_part(worker) for worker in self.workers]
         for stage in self.stages:
-            kept = {name: parts[name]["stages"] for name in names}
-            own = {name: saved[stage.key] for name, saved in kept.items() if stage.key in saved}
-            if own:  # An option that was switched on since then has nothing to continue from.
-                stage.load_parts(own)
+            # An option that was switched on since then has nothing to continue from.
+            if stage.key in numbers["stages"]:
+                stage.load_numbers(numbers["stages"][stage.key])
 
     def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from the counters in the part `run`."""

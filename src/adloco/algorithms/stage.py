@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adloco.metric import Metric
 
 if TYPE_CHECKING:
-    from adloco.algorithms.method import Batching, Method
     from adloco.algorithms.reports import RoundReport
     from adloco.algorithms.round_task import RoundTask
     from adloco.algorithms.worker_round import WorkerRound
     from adloco.rules.failure_signs import Sign
-    from adloco.rules.merge import MergePolicy
-    from adloco.rules.sync_schedule import Streaming, SyncEvent
+    from adloco.rules.sync_schedule import SyncEvent
 
 Weights = Mapping[int, float]
 """The weight of each worker of the run in a sync, by id: its samples, or less."""
@@ -51,14 +49,12 @@ class Stage:
         """
         return report
 
-    def state_parts(self) -> Mapping[str, Any]:
-        """The stage's live state in this process, by the part of a checkpoint to which it belongs:
-        plain numbers that every process has in `RUN`, tensors in those of trainers and workers.
-        """
-        return {}
+    def numbers(self) -> Any:
+        """The stage's state, as plain numbers that every process has; None without one."""
+        return None
 
-    def load_parts(self, parts: Mapping[str, Any]) -> None:
-        """Continue from the `state_parts` of this process."""
+    def load_numbers(self, numbers: Any) -> None:
+        """Continue from `numbers` that are not None."""
 
 
 def with_numbers(
@@ -100,11 +96,6 @@ class Option:
     def active(self) -> bool:
         """True if the run has the stage."""
         return True
-
-    def check(
-        self, method: Method, batching: Batching, streaming: Streaming, policy: MergePolicy
-    ) -> None:
-        """Raise ValueError if the option cannot work with these sections."""
 
     def unused(self, largest: int) -> str:
         """A sentence if the option has no effect; else empty.

@@ -186,8 +186,6 @@ class Recipe:
             "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
             "run.rounds or run.inner_steps",
         )
-        for option in self.options.values():
-            option.check(self.method, self.batching, self.streaming, self.merge)
         if self.data.islands:
             self._check_islands()
         each = self.batch.fewest_groups

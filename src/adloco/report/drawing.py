@@ -12,7 +12,7 @@ from adloco.whole_file import write_bytes
 
 COLOURS = ("#0b6e99", "#d9730d", "#2e8b57", "#ad1a72", "#6940a5", "#b8860b", "#c0392b", "#4a5568")
 DASHES = ("-", "--", ":", "-.")
-GREY, MARKS = "#b0b7c3", "#6b7280"
+GREY = "#b0b7c3"
 
 
 def line_look(number: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage, Weights, with_numbers
-from adloco.algorithms.state_parts import RUN
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.trainer_distance import sketch
 from adloco.algorithms.worker import Worker
@@ -106,18 +105,16 @@ class GateStage(Stage):
             "cosine_with_others": min(cosines, default=None),
         }
 
-    def state_parts(self) -> Mapping[str, Any]:
+    def numbers(self) -> Any:
         return {
-            RUN: {
-                str(worker): [asdict(verdict) for verdict in verdicts]
-                for worker, verdicts in self._verdicts.items()
-            }
+            str(worker): [asdict(verdict) for verdict in verdicts]
+            for worker, verdicts in self._verdicts.items()
         }
 
-    def load_parts(self, parts: Mapping[str, Any]) -> None:
+    def load_numbers(self, numbers: Any) -> None:
         self._verdicts = {
             int(worker): [Verdict(**verdict) for verdict in verdicts]
-            for worker, verdicts in parts[RUN].items()
+            for worker, verdicts in numbers.items()
         }
 
 

@@ -36,7 +36,8 @@ class InnerProductTest:
 
     @property
     def fewest_groups(self) -> int:
-        return groups_of(self.estimator)
+        """Groups of samples per worker that the estimate of Var<g_i, G> needs."""
+        return 4 if self.estimator == "unbiased" else 2
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
@@ -46,7 +47,7 @@ class InnerProductTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentedInnerProductTest:
+class AugmentedInnerProductTest(InnerProductTest):
     """The larger request of the inner-product test and the orthogonality test (arXiv 1710.11258).
 
     The orthogonality test: Var_orth / b <= nu^2 |G|^2, with b the batch and G the true gradient.
@@ -56,24 +57,12 @@ class AugmentedInnerProductTest:
 
     key: ClassVar[str] = "augmented"
 
-    theta: float = 0.9
-    """Tolerated relative error along the true gradient."""
     nu: float = 5.84
     """Tolerated relative error orthogonal to the true gradient."""
-    estimator: Estimator = "unbiased"
-    """Estimator of |G|^2 and Var<g_i, G>. unbiased: inner-product tests need at least four samples
-    per worker, and test.groups a multiple of 4; plug-in: from the mean gradient, whose own noise
-    adds S/b to |G|^2 and about tr(Sigma^2)/b to Var<g_i, G>."""
-
-    measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
 
     def __post_init__(self) -> None:
-        require_range(self, "theta", "nu", above=0)
-        require_choices(self)
-
-    @property
-    def fewest_groups(self) -> int:
-        return groups_of(self.estimator)
+        super().__post_init__()
+        require_range(self, "nu", above=0)
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
@@ -86,8 +75,3 @@ class AugmentedInnerProductTest:
             estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq
         )
         return max(along, orthogonal)
-
-
-def groups_of(estimator: Estimator) -> int:
-    """The fewest groups of samples per worker that the estimate of Var<g_i, G> needs."""
-    return 4 if estimator == "unbiased" else 2

@@ -9,7 +9,6 @@ from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Stage, with_numbers
-from adloco.algorithms.state_parts import RUN
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.lab.spikes.losses import LossRange
 from adloco.lab.spikes.option import Spikes
@@ -47,11 +46,11 @@ class SpikeStage(Stage):
                 }
         return with_numbers(report, of_trainers=rows)
 
-    def state_parts(self) -> Mapping[str, Any]:
-        return {RUN: {str(trainer): own.to_numbers() for trainer, own in self._ranges.items()}}
+    def numbers(self) -> Any:
+        return {str(trainer): own.to_numbers() for trainer, own in self._ranges.items()}
 
-    def load_parts(self, parts: Mapping[str, Any]) -> None:
-        self._ranges = {int(trainer): LossRange(*own) for trainer, own in parts[RUN].items()}
+    def load_numbers(self, numbers: Any) -> None:
+        self._ranges = {int(trainer): LossRange(*own) for trainer, own in numbers.items()}
 
 
 def mean_losses(rows: Sequence[WorkerRound]) -> list[float]:
