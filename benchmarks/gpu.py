@@ -77,8 +77,8 @@ MUON = "--inner.optimizer muon --inner.lr 8e-3"
 STEPS = "--run.tokens 20M --run.inner_steps 40 --run.checkpoint_every 99"
 ROUNDS = f"--method.sync_every 5 {STEPS}"
 """Eight rounds of five steps."""
-TESTED = "--method.sync_every 20 --run.tokens 20M --run.inner_steps 100 --run.checkpoint_every 99"
-"""Five rounds of twenty steps, of which a norm test takes four."""
+TESTED = "--run.tokens 20M --run.inner_steps 100 --run.checkpoint_every 99"
+"""In rounds of 20 steps, or of 10 as in ddp-norm, of which four are test steps."""
 
 
 def batch(samples: int, micro: int) -> str:
@@ -100,7 +100,7 @@ def speed(size: str, micro: int) -> dict[str, str]:
 
 def methods(size: str) -> dict[str, str]:
     """One worker beside four on the same device, with as many tokens a step of each worker."""
-    common = f"{SIZES[size]} {LONG} {MUON} {TESTED}"
+    common = f"{SIZES[size]} {LONG} {MUON} --method.sync_every 20 {TESTED}"
     four = f"--method.workers_per_trainer 4 {batch(128, 32)} --wire.format int1"
     trainers = f"--method.num_trainers 4 --method.workers_per_trainer 1 {batch(32, 32)} {same(32)}"
     trainers += " --learning_rate.reference_batch 32"
@@ -113,7 +113,7 @@ def methods(size: str) -> dict[str, str]:
 
 def norm_test(size: str) -> dict[str, str]:
     """Data-parallel training with and without a test that asks for what is there."""
-    common = f"{SIZES[size]} {LONG} {TESTED} {batch(32, 32)}"
+    common = f"{SIZES[size]} {LONG} --method.sync_every 10 {TESTED} {batch(32, 32)}"
     return {"constant": f"ddp {common}", "norm test": f"ddp-norm {common} {same(32)}"}
 
 

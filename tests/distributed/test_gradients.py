@@ -58,6 +58,16 @@ def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once(
     torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-6, atol=0)
 
 
+def test_two_passes_are_summed_although_the_second_writes_into_the_gradients_of_the_first() -> None:
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(0, 11, (6, 5))
+    expected = sum(float(flat_gradient(model, part).square().sum()) for part in ids.split(3))
+    with incoming_gradients(list(model.parameters())) as incoming:
+        for part in ids.split(3):
+            loss_of(model, part).backward()
+        assert float(incoming.take()) == pytest.approx(expected, rel=1e-6)
+
+
 def test_gradients_are_added_up_apart_from_the_accumulated_ones() -> None:
     torch.manual_seed(0)
     model, ids = Tied(), torch.randint(0, 11, (6, 5))

@@ -8,6 +8,7 @@ import torch
 
 from adloco.algorithms import cuda_graphs, worker
 from adloco.cli.main import main
+from adloco.distributed.device import read_later
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
@@ -46,6 +47,14 @@ def test_a_gpu_computes_what_a_cpu_computes(name: str, small: list[str], tmp_pat
         assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
         for row, other in zip(line["trainers"], expected["trainers"], strict=True):
             assert row["requested_batch"] == other["requested_batch"]
+
+
+def test_numbers_that_are_read_later_are_those_of_then() -> None:
+    for device in range(torch.cuda.device_count()):
+        numbers = torch.arange(3.0, device=f"cuda:{device}")
+        read = read_later(numbers)
+        numbers.zero_()
+        assert read() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -97,7 +106,7 @@ def test_workers_that_compute_at_once_have_the_numbers_of_workers_in_turn(
     assert numbers(tmp_path / "1") == numbers(tmp_path / "4")
 
 
-@pytest.mark.filterwarnings("ignore")  # Those of torch's own compiler.
+@pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor|.*Online softmax is disabled")
 def test_compiled_trainers_of_small_micro_batches_train(small: list[str], tmp_path: Path) -> None:
     words = [*small, "--run.device", "cuda", "--method.num_trainers", "4", "--run.compile", "true"]
     assert main(["train", "adloco", *with_folder(words, tmp_path / "run")]) == 0

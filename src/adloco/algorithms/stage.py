@@ -50,7 +50,7 @@ class Stage:
         return report
 
     def numbers(self) -> Any:
-        """The stage's state, as plain numbers that every process has; None without one."""
+        """The stage's state, as plain numbers that every process has; None if it has none."""
         return None
 
     def load_numbers(self, numbers: Any) -> None:

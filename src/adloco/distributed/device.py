@@ -76,7 +76,8 @@ def read_later(numbers: Tensor) -> Callable[[], list[float]]:
     own = torch.empty_like(numbers, device="cpu", pin_memory=True)
     own.copy_(numbers, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
+    # The current stream may be another device's.
+    copied.record(torch.cuda.current_stream(numbers.device))
 
     def read() -> list[float]:
         copied.synchronize()

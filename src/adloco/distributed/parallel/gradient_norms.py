@@ -1,9 +1,9 @@
 """Squared norms, clipping, and |g_j|^2 of each micro-batch j during its backward pass.
 
 A hook on each parameter receives the incoming gradient before it is added to `.grad`, once per
-backward pass and after all uses of a tied weight have been summed. So |g_j|^2 is measured without a
-second copy of the gradients. Sums are in float64. On shards no hook sees a whole gradient;
-`fsdp.py` measures there, with the sums of this module.
+backward pass and after all uses of a tied weight have been summed. So |g_j|^2 is measured with few
+gradients beside the accumulated ones (`SQUARED_AT_ONCE`). Sums are in float64. On shards no hook
+sees a whole gradient; `fsdp.py` measures there, with the sums of this module.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from adloco.distributed.dtensor import local
 
 SQUARED_AT_ONCE = 2**24
-"""Most elements of the gradients that are kept until they are squared."""
+"""Elements of kept gradients above which they are squared: 64 MiB in float32, and the last one."""
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -70,17 +70,21 @@ class GradientSums:
     """Adds up numbers that are computed from incoming gradients."""
 
     def __init__(self) -> None:
-        self.drop()
+        self._parts: list[Tensor] = []
+        self._kept: dict[int, Tensor] = {}
+        self._elements = 0
 
     def add(self, part: Tensor) -> None:
         """Add a scalar tensor, without waiting for its device."""
         self._parts.append(part)
 
-    def add_square(self, gradient: Tensor) -> None:
-        """Add |g|^2 of a gradient that nobody changes. Several are squared at once, because on a
-        GPU each call costs more than its arithmetic.
+    def add_square(self, index: int, gradient: Tensor) -> None:
+        """Add |g|^2 of a parameter's gradient. Several are squared at once, because on a GPU each
+        call costs more than its arithmetic: before the next pass, which may write into them.
         """
-        self._kept.append(gradient)
+        if index in self._kept:
+            self._square()
+        self._kept[index] = gradient
         self._elements += gradient.numel()
         if self._elements > SQUARED_AT_ONCE:
             self._square()
@@ -94,20 +98,18 @@ class GradientSums:
 
     def drop(self) -> None:
         """Forget what was added since the last call of `take`."""
-        self._parts: list[Tensor] = []
-        self._kept: list[Tensor] = []
-        self._elements = 0
+        self._parts, self._kept, self._elements = [], {}, 0
 
     def _square(self) -> None:
-        self._parts += _squares(self._kept)
-        self._kept, self._elements = [], 0
+        self._parts += _squares([*self._kept.values()])
+        self._kept, self._elements = {}, 0
 
 
 @contextmanager
 def incoming_gradients(parameters: Sequence[Tensor]) -> Iterator[GradientSums]:
     """Sum |g|^2 of every incoming gradient of these parameters while open."""
     sums = GradientSums()
-    with watched(parameters, lambda index, gradient: sums.add_square(gradient)):
+    with watched(parameters, sums.add_square):
         yield sums
 
 

@@ -4,7 +4,8 @@ N samples are cut into J batches, which are the groups of one test step of all s
 follow from the squared norms of their mean gradients and of the full one, as in a norm test
 (`rules/moments.py`). They are sums over parameters, and hold for any part of the model.
 
-Memory beside the model: the gradient of one batch and the full gradient in at least float32.
+Memory beside the model: the gradient of one batch, the full gradient in at least float32, and a
+number for each batch and parameter.
 """
 
 from collections.abc import Callable, Iterable, Sequence

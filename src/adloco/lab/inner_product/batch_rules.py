@@ -12,14 +12,8 @@ from adloco.rules.moments import GradientEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class InnerProductTest:
-    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (arXiv 1710.11258).
-
-    b is the batch, G the true gradient and g_i the gradient of one sample. Source: Bollapragada,
-    Byrd and Nocedal.
-    """
-
-    key: ClassVar[str] = "inner-product"
+class ProductRule:
+    """What both tests have in common."""
 
     theta: float = 0.9
     """Tolerated relative error of the gradient's length along the true gradient."""
@@ -29,15 +23,27 @@ class InnerProductTest:
     adds S/b to |G|^2 and about tr(Sigma^2)/b to Var<g_i, G>."""
 
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
+    tolerances: ClassVar[tuple[str, ...]] = ("theta",)
 
     def __post_init__(self) -> None:
-        require_range(self, "theta", above=0)
+        require_range(self, *self.tolerances, above=0)
         require_choices(self)
 
     @property
     def fewest_groups(self) -> int:
         """Groups of samples per worker that the estimate of Var<g_i, G> needs."""
         return 4 if self.estimator == "unbiased" else 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerProductTest(ProductRule):
+    """Inner-product test: Var<g_i, G> / b <= theta^2 |G|^4 (arXiv 1710.11258).
+
+    b is the batch, G the true gradient and g_i the gradient of one sample. Source: Bollapragada,
+    Byrd and Nocedal.
+    """
+
+    key: ClassVar[str] = "inner-product"
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
@@ -47,7 +53,7 @@ class InnerProductTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentedInnerProductTest(InnerProductTest):
+class AugmentedInnerProductTest(ProductRule):
     """The larger request of the inner-product test and the orthogonality test (arXiv 1710.11258).
 
     The orthogonality test: Var_orth / b <= nu^2 |G|^2, with b the batch and G the true gradient.
@@ -60,9 +66,7 @@ class AugmentedInnerProductTest(InnerProductTest):
     nu: float = 5.84
     """Tolerated relative error orthogonal to the true gradient."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_range(self, "nu", above=0)
+    tolerances: ClassVar[tuple[str, ...]] = ("theta", "nu")
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:

@@ -20,7 +20,7 @@ from adloco.algorithms.model_state import copy_all
 from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import GradientSums, watched
-from adloco.lab.inner_product.batch_rules import InnerProductTest
+from adloco.lab.inner_product.batch_rules import ProductRule
 from adloco.lab.inner_product.inner_variance import plug_in, unbiased
 from adloco.rules.batch_rules.norm_test import Estimator
 from adloco.rules.moments import Moments, group_moments
@@ -34,7 +34,7 @@ class ProductMeasurement:
 
     def __init__(
         self,
-        rule: InnerProductTest,
+        rule: ProductRule,
         params: Sequence[Tensor],
         statistics: Sequence[Tensor],
     ) -> None:
