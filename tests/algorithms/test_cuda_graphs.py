@@ -3,6 +3,7 @@
 `tests/run/test_cuda.py` has the real ones.
 """
 
+import gc
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -167,6 +168,20 @@ def test_workers_compute_at_once_where_all_are_small(
     monkeypatch.setattr(cuda_graphs, "SHARED_WORK", shared_work)
     list(language(placement=Noting(threads=1)).rounds(1))
     assert any(Noting.at_once) == bool(shared_work)
+
+
+def test_graphs_are_freed_when_passes_become_too_large(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers go on as without, in both directions, and graphs are captured again."""
+    run, plain = language(), language(replayable=False)
+    alive: list[int] = []
+    for most in (cuda_graphs.LARGEST_WORK, 0.0, cuda_graphs.LARGEST_WORK):
+        monkeypatch.setattr(cuda_graphs, "LARGEST_WORK", most)
+        same(next(run.rounds(1)), next(plain.rounds(1)), rel=1e-6)
+        gc.collect()
+        alive.append(sum(issubclass(type(each), Again) for each in gc.get_objects()))
+    assert alive[0] > 0 == alive[1] < alive[2]
 
 
 def test_a_model_whose_passes_are_too_large_trains_as_without_graphs(

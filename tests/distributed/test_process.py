@@ -137,13 +137,19 @@ def test_how_many_workers_run_at_once(
     [("cpu", True, True), ("cuda", False, True), ("cuda", True, False)],
 )
 def test_one_compiled_worker_has_a_thread_on_a_gpu_as_several_do(
-    device: str, apart: bool, same: bool
+    device: str, apart: bool, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is compiled would be compiled again in a thread with other intra-operator threads."""
+    """What is compiled would be compiled again in a thread with other intra-operator threads. A
+    thread has the caller's GPU where the device has no number.
+    """
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     on_it = OneProcess()
     on_it.device = torch.device(device)
     (thread,) = on_it.map(lambda _: threading.current_thread(), [1], nothing, apart=apart)
     assert (thread is threading.current_thread()) is same
+    assert chosen == ([] if same else [3])
 
 
 @pytest.mark.parametrize("gpus", [False, True])

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
-from adloco.distributed.device import to_device
+from adloco.distributed.device import pinned, to_device
 from adloco.distributed.parallel.gradient_norms import GradientSums
 
 Pass = Callable[[Tensor, Tensor | float], Tensor]
@@ -111,6 +111,11 @@ class CapturedPasses:
         work = SHARED_WORK if shared else LARGEST_WORK
         return elements <= min(MOST_ELEMENTS, work / self._size) and not self._refused
 
+    def forget(self) -> None:
+        """Free the graphs, and the gradients that they add to, which are as large as the model."""
+        self._passes.clear()
+        self._gradients.clear()
+
     def run(self, compute: Pass, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
         """Compute a pass, as `compute` would; by `compute` itself once a capture has failed.
 
@@ -127,7 +132,7 @@ class CapturedPasses:
             except RuntimeError as error:  # Also for want of memory, of which a graph needs more.
                 _warn("passes", error)
                 self._refused = True
-                self._passes.clear()
+                self.forget()
                 if sums:
                     sums.drop()
         if self._refused:
@@ -179,8 +184,7 @@ class _CapturedPass:
         self._graph, self._batch, self._share = graph, batch, share
 
     def run(self, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
-        pinned = batch.pin_memory() if self._batch.is_cuda and not batch.is_cuda else batch
-        self._batch.copy_(pinned, non_blocking=True)
+        self._batch.copy_(pinned(batch) if self._batch.is_cuda else batch, non_blocking=True)
         self._share.fill_(share)
         self._graph.replay()
         loss, norm_sq = self._graph.results
@@ -241,6 +245,10 @@ class CapturedUpdate:
         else:
             updated(capturable=False)
             self._tensors = self._all_tensors()
+
+    def forget(self) -> None:
+        """Free the graph."""
+        self._graph, self._tensors = None, []
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

@@ -161,6 +161,8 @@ class Worker:
         if self.inner_step == until:
             return
         self._captures = self._fits(task)
+        if not self._captures:
+            self._forget_graphs()
         with on_stream(self._stream if self._captures else None):
             self._advance(task, until, halted)
 
@@ -214,9 +216,10 @@ class Worker:
         norm_sq = self.engine.norm_sq_part() if measured else 0.0
         # One reduction for all three, because each takes a round trip between the island's ranks.
         numbers = self.engine.sum_on_device([parts.double().sum(), norm_sq, halted.is_set()])
-        self._unread.append(read_later(numbers))
+        read = read_later(numbers)
+        self._unread.append(read)
         halting = self._read(task, all_but=int(self.reads_late))
-        if stops or bool(numbers.isfinite().all()):
+        if stops or all(map(math.isfinite, read())):
             self._update(numbers[1].sqrt())
         else:
             self.round.moments = moments
@@ -303,6 +306,7 @@ class Worker:
 
         def undo() -> None:
             self._drop_gradients()
+            self._forget_graphs()
             copy_all(statistics, self._statistics)
 
         return self.halving.run(plan, compute, undo)
@@ -347,6 +351,12 @@ class Worker:
             self.position + offset,
             self._settings.device,
         )
+
+    def _forget_graphs(self) -> None:
+        """Free what captured passes and updates keep."""
+        for captured in (self._passes, self._captured_update):
+            if captured:
+                captured.forget()
 
     def _drop_gradients(self) -> None:
         for parameter in self.replica.params:

@@ -55,14 +55,19 @@ def used_here(tensors: Sequence[Tensor]) -> None:
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch to the device: any nesting of tuples, lists and dictionaries of tensors."""
     if isinstance(batch, Tensor):
-        # From pageable memory a copy to a GPU waits for what the GPU has to do before.
-        pinned = batch.pin_memory() if device.type == "cuda" and not batch.is_cuda else batch
-        return pinned.to(device, non_blocking=True)
+        return (pinned(batch) if device.type == "cuda" else batch).to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
     return batch
+
+
+def pinned(batch: Tensor) -> Tensor:
+    """A batch for a copy to a GPU that waits for nothing: from pageable memory it would wait for
+    all that the GPU has to do before. A copy of the batch, which its owner may write into again.
+    """
+    return batch if batch.is_cuda else torch.empty_like(batch, pin_memory=True).copy_(batch)
 
 
 def read_later(numbers: Tensor) -> Callable[[], list[float]]:
@@ -92,7 +97,8 @@ def native_bf16(device: torch.device) -> bool:
     slower than fp32, and products of matrices 60x (measured).
     """
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and any(
         flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16")

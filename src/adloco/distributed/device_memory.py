@@ -9,10 +9,16 @@ import torch
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """True if an allocator of torch has raised the error."""
-    # The error of the CPU's allocator has no class of its own.
-    on_cpu = "can't allocate memory" in str(error)
-    return isinstance(error, torch.OutOfMemoryError) or on_cpu
+    """True if an allocator has raised the error."""
+    # Only torch's own allocator for GPUs has a class of errors.
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in str(error)
+        for sign in (
+            "can't allocate memory",
+            "CUDA error: out of memory",
+            "CUBLAS_STATUS_ALLOC_FAILED",
+        )
+    )
 
 
 def free_memory(device: torch.device) -> None:

@@ -45,6 +45,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def device_here(name: str) -> torch.device:
+    """The device of a run that was trained, or what auto takes where this machine lacks it."""
+    there = torch.cuda.device_count()
+    lacks = name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there
+    return choose_device("auto" if lacks else name)
+
+
 def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
     """The data type for autocast, or None for fp32.
 

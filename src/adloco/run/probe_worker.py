@@ -16,7 +16,7 @@ from adloco.algorithms.building import is_compiled
 from adloco.algorithms.method import Execution, Source
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker import InnerSettings, Worker
-from adloco.distributed.device_memory import free_memory
+from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.errors import OutOfMemoryError
 from adloco.rules.switch import BatchPlan
 from adloco.run.memory_use import forget_peak, held_bytes, usage
@@ -100,7 +100,12 @@ class ProbeWorker:
         for end in ends:
             advance = partial(self._worker.advance, task, halted=Event())
             apart = self._worker.engine.compiles
-            self._placement.map(advance, [end], on_failure=lambda: None, apart=apart)
+            try:
+                self._placement.map(advance, [end], on_failure=lambda: None, apart=apart)
+            except RuntimeError as error:  # In an update: passes are repeated.
+                if not ran_out_of_memory(error):
+                    raise
+                raise OutOfMemoryError("the worker's update needs more memory") from error
             until.append(self._worker.round.busy_seconds)
         if self._worker.halving.limit:
             raise OutOfMemoryError("the worker repeated the step with smaller micro-batches")

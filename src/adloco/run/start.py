@@ -15,7 +15,7 @@ from adloco.algorithms.method import Execution, Problem, island_of
 from adloco.config.finding import code_named
 from adloco.config.recipe_text import to_toml, to_values
 from adloco.config.sections import Recipe
-from adloco.distributed.device_memory import ran_out_of_memory
+from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
@@ -80,6 +80,7 @@ def prepare_run(
     if recipe.switch.max_micro_batch == "auto":
         # Found once: the numbers depend on it, so a resumed run keeps it.
         found = probe(opened).max_micro_batch
+        free_memory(placement.device)
         switch = replace(recipe.switch, max_micro_batch=found)
         opened = replace(opened, recipe=replace(recipe, switch=switch))
         notices.append(

@@ -20,7 +20,7 @@ from adloco.errors import require
 from adloco.metrics import Record
 from adloco.models.source import Builder
 from adloco.run.checkpoint import need
-from adloco.run.environment import choose_device
+from adloco.run.environment import device_here
 from adloco.run.folder import MODEL
 from adloco.run.own_problem import builder_of
 from adloco.run.records import Records
@@ -73,7 +73,7 @@ def load_trained(
     stored, chosen, outer = stored_trainer(folder, trainer, round, trust_recipe)
     recipe = stored.recipe
     builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
-    model = builder.whole().to(choose_device(recipe.run.device))
+    model = builder.whole().to(device_here(recipe.run.device))
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], state_buffers(model, floating=True))
     if counters := state_buffers(model, floating=False):

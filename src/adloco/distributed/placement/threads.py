@@ -27,11 +27,15 @@ def map_in_threads(
 ) -> list[Result]:
     """Call the function on each item, on so many at once; see `Placement.map`."""
 
+    on_gpu = device.type == "cuda"
+    # Each thread has its own current device; one without a number is the caller's.
+    gpu = torch.cuda.current_device() if on_gpu and device.index is None else device.index
+
     def set_up() -> None:
         # One intra-operator thread per worker: two busy workers with two each ran 70x slower.
         torch.set_num_threads(1)
-        if device.index is not None:
-            torch.cuda.set_device(device)  # Each thread has its own current device.
+        if on_gpu:
+            torch.cuda.set_device(gpu)
 
     with ThreadPoolExecutor(threads, initializer=set_up) as pool:
         try:

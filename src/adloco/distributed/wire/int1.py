@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adloco.distributed.wire.wire_format import (
+    divided,
     in_whole_numbers,
     to_bf16,
     to_bytes,
@@ -60,7 +61,7 @@ class Int1:
 
     def encode(self, values: Tensor) -> Tensor:
         whole, unit = in_whole_numbers(values)
-        mean = to_bf16(whole.abs_().sum(dim=1, keepdim=True) / self.block * unit)
+        mean = to_bf16(divided(whole.abs_().sum(dim=1, keepdim=True), self.block) * unit)
         blocks = values.new_empty(len(values), self.block_bytes, dtype=torch.uint8)
         blocks[:, :2] = to_bytes(mean)
         eights = (values >= 0).contiguous().view(torch.int64)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.wire.wire_format import signed_absmax, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import divided, signed_absmax, to_bytes, to_numbers
 from adloco.errors import require_setting
 from adloco.late import torch
 
@@ -68,7 +68,7 @@ class Int4:
 
     def encode(self, values: Tensor) -> Tensor:
         scale = signed_absmax(values).add_(0.0)  # A zero of either sign becomes positive.
-        unit = (scale / UNIT).masked_fill_(scale.abs() < SMALLEST, 1.0)
+        unit = divided(scale, UNIT).masked_fill_(scale.abs() < SMALLEST, 1.0)
         cells = (values / unit).to(torch.int32)  # Towards zero, so no error exceeds its value.
         total = cells.abs().sum(dim=1, keepdim=True, dtype=torch.int32).long()
         most = UNIT * self.block  # most / total = absmax / mean

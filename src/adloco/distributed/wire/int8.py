@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.wire.wire_format import normalised, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import divided, normalised, to_bytes, to_numbers
 from adloco.errors import require_range
 from adloco.late import torch
 
@@ -43,7 +43,5 @@ class Int8:
         )
 
     def decode(self, blocks: Tensor) -> Tensor:
-        # CUDA multiplies by the rounded inverse of a number, and divides by a tensor as CPUs do.
-        largest = torch.tensor(INT8_MAX, dtype=torch.float32, device=blocks.device)
-        ratio = blocks[:, 4:].view(torch.int8).float().div_(largest)
+        ratio = divided(blocks[:, 4:].view(torch.int8).float(), INT8_MAX)
         return ratio.mul_(to_numbers(blocks[:, :4], torch.float32))

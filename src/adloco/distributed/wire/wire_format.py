@@ -110,6 +110,13 @@ def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
     return absmax, values / absmax.masked_fill(absmax == 0, 1.0)
 
 
+def divided(values: Tensor, number: float) -> Tensor:
+    """values / number, with the bits of a CPU on a GPU, too, which would multiply by the rounded
+    inverse of a number and divides by a tensor.
+    """
+    return values / torch.full((), number, dtype=values.dtype, device=values.device)
+
+
 def to_bf16(values: Tensor) -> Tensor:
     """The nearest finite bfloat16 of each value."""
     return values.clamp(-BF16_MAX, BF16_MAX).to(torch.bfloat16)
