@@ -11,8 +11,10 @@ windows and of final runs on all (`windows` is 0), on which losses deviate less 
 others. All sizes have as many tokens in a step: 1,024 in ddp and ddp-outer, 2,048 elsewhere.
 The learning rate, the outer rate and the momentum are tuned together, on seed 1000 (the rows whose
 stage is trial), at the smallest size, for each method and number of workers, at 5 and at 20 tokens
-a parameter; longer runs take the settings of 20. Tried are all pairs of METHODS' rates and outer
-settings, and then the neighbours of the best pair in RATES and in OUTER, until none is better.
+a parameter. Longer runs take the settings of 20, and were repeated with lower rates at the smallest
+size: 1.1e-2 after 80, and 5.6e-3 to 1.1e-2 (ddp: 5.6e-3) after 300. Tried are all pairs of METHODS'
+rates and outer settings, and then the neighbours of the best pair in RATES and in OUTER, until none
+is better.
 At another size the learning rate is divided by how much wider the model is, because Muon's steps
 have the root mean square of AdamW's at any width; nothing else changes. Where final runs have been
 repeated with other rates, the lowest loss counts, of ddp too. Final runs have seed 0, and seeds 1
@@ -491,7 +493,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
                 markersize=4,
                 linewidth=0.6,
             )
-    syncs = np.geomspace(6, 2500, 50)
+    syncs = np.geomspace(6, 4000, 50)
     for workers, colour in colours.items():
         places = np.column_stack([np.full((50, 3), (SMALLEST, 20, workers)), syncs])
         by_syncs.plot(syncs, 100 * said(best, places), color=colour, label=f"K = {workers}")
