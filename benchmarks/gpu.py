@@ -6,10 +6,10 @@
     .venv/bin/python benchmarks/gpu.py --platform cpu --tiny  # to try the script; stores nothing
 
 What was measured is stored in benchmarks/gpu/DEVICE.json at the end of its stage, and is not
-measured again without `--again`; a run that failed is. Most stages train a few rounds with
-`adloco train` on the source code of Python's standard library, in bytes, with a head of 32,000
-rows, and take the rounds after the first two: median tokens per second, MFU
-(`run/model_flops.py` says what it counts), and the peak memory.
+measured again without `--again`; a run that failed, or whose words have changed since, is. Most
+stages train a few rounds with `adloco train` on the source code of Python's standard library, in
+bytes, with a head of 32,000 rows, and take the rounds after the first two: median tokens per
+second, MFU (`run/model_flops.py` says what it counts), and the peak memory.
 """
 
 import json
@@ -417,19 +417,12 @@ def peak_bytes(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(stage: str, known: Mapping[str, Result], extra: str) -> dict[str, Result]:
-    """The results of one stage, without those that are known.
-
-    extra: Words for each line of `adloco train`.
-    """
+def measure(stage: str, runs: Mapping[str, str]) -> dict[str, Result]:
+    """The results of one stage: of these runs, if it trains."""
     if stage in MEASURED:
         return MEASURED[stage]()
     ends = time.monotonic() + STAGE_SECONDS
-    return {
-        name: trained(f"{words} {extra}", max(1.0, ends - time.monotonic()))
-        for name, words in RUNS[stage]().items()
-        if name not in known
-    }
+    return {name: trained(words, max(1.0, ends - time.monotonic())) for name, words in runs.items()}
 
 
 def table(stored: Mapping[str, Mapping[str, Result]]) -> str:
@@ -482,12 +475,18 @@ def main(words: Sequence[str] | None = None) -> None:
     extra = f"--run.device {options.platform} {TINY if options.tiny else ''}"
     for stage in chosen:
         found = {} if options.again else stored.get(stage, {})
-        known = {name: each for name, each in found.items() if "failure" not in each}
-        if known and known == found:
+        runs = {name: f"{words} {extra}" for name, words in RUNS.get(stage, dict)().items()}
+        known = {
+            name: each
+            for name, each in found.items()
+            if "failure" not in each and (name not in runs or each["words"] == runs[name])
+        }
+        missing = {name: words for name, words in runs.items() if name not in known}
+        if known and not missing and (runs or known == found):
             print(f"{stage}: stored", flush=True)
             continue
         print(f"{stage}: measuring ...", flush=True)
-        new = measure(stage, known, extra)
+        new = measure(stage, missing)
         stored[stage] = known | {name: each | about for name, each in new.items()}
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)

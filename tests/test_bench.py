@@ -166,7 +166,12 @@ def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
 
     # What failed is measured again, the rest is not.
     trained: list[str] = []
-    monkeypatch.setattr(gpu, "trained", lambda words, _: trained.append(words) or {"seconds": 1})
+
+    def train(words: str, seconds: float) -> dict[str, Any]:
+        trained.append(words)
+        return {"words": words, "seconds": 1}
+
+    monkeypatch.setattr(gpu, "trained", train)
     gpu.main(line)
     again = json.loads(file.read_text())["default"]
     assert (again["one"], again["bad"]["seconds"], len(trained)) == (found["one"], 1, 1)
@@ -175,6 +180,10 @@ def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
     assert (capsys.readouterr().out, len(trained)) == ("default: stored\n", 1)
     gpu.main([*line, "--again"])
     assert len(trained) == 3
+    # What has other words since is measured again.
+    runs["one"] += " --inner.lr 1e-3"
+    gpu.main(line)
+    assert len(trained) == 4 and trained[-1].startswith(runs["one"])
 
 
 def test_a_trial_of_the_script_leaves_the_devices_results_alone(

@@ -47,9 +47,9 @@ def choose_device(name: str) -> torch.device:
 
 def device_here(name: str) -> torch.device:
     """The device of a run that was trained, or what auto takes where this machine lacks it."""
-    there = torch.cuda.device_count()
-    lacks = name.startswith("cuda") and int(name.partition(":")[2] or 0) >= there
-    return choose_device("auto" if lacks else name)
+    numbers = range(torch.cuda.device_count())
+    here = {"cpu", *(("cuda", *(f"cuda:{number}" for number in numbers)) if numbers else ())}
+    return choose_device(name if name in here else "auto")
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype | None:

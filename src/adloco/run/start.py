@@ -80,7 +80,7 @@ def prepare_run(
     if recipe.switch.max_micro_batch == "auto":
         # Found once: the numbers depend on it, so a resumed run keeps it.
         found = probe(opened).max_micro_batch
-        free_memory(placement.device)
+        free_memory(placement.device)  # Of its model, before the run's are built.
         switch = replace(recipe.switch, max_micro_batch=found)
         opened = replace(opened, recipe=replace(recipe, switch=switch))
         notices.append(

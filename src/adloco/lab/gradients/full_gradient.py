@@ -20,7 +20,6 @@ from adloco.algorithms.method import Source
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.gradient_norms import squares, trainable
-from adloco.errors import require
 from adloco.rules.moments import GradientEstimate, estimate, group_moments
 from adloco.rules.switch import balanced
 
@@ -65,7 +64,7 @@ class FullGradient:
     """|F|^2 of each parameter, float64 [parameters]."""
 
     def estimate(self, parameters: Iterable[int] | None = None) -> GradientEstimate:
-        """Unbiased estimates of S and |G|^2; `plugin_norm_sq` is |F|^2.
+        """Unbiased estimates of S and |G|^2 from two batches or more; `plugin_norm_sq` is |F|^2.
 
         Args:
             parameters: Indices of the parameters that count; None for all.
@@ -75,8 +74,7 @@ class FullGradient:
         found = estimate(
             group_moments(self.sizes, norms_sq, float(self.full_norms_sq[chosen].sum()))
         )
-        require(found is not None, "one batch has none to be compared with")
-        assert found is not None
+        assert found is not None, "one batch has none to be compared with"
         return found
 
 
