@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,13 @@ from bench_ranks import wire_formats
 from common import run_script, script_parser
 from torch import Tensor
 
+from adloco.algorithms.cuda_graphs import CapturedPasses
 from adloco.algorithms.muon_step import Muon
+from adloco.algorithms.worker import Worker
 from adloco.cli.main import main as adloco_main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
+from adloco.distributed.device import autocast, to_device
 from adloco.errors import require
 from adloco.run.records import Records
 from adloco.run.start import build_algorithm, open_recipe, place_workers, prepare_run
@@ -367,10 +370,76 @@ def passes(words: str, samples: int, device: torch.device) -> dict[str, Callable
     }
 
 
+def captured() -> dict[str, Result]:
+    """Passes of two workers with compiled models, and as graphs besides, in a step and in a test
+    step. A run captures no compiled passes: these say whether it should.
+    """
+    found: dict[str, Result] = {}
+    for size, samples in (("30M", 4), ("124M", 8), ("124M", 32)):
+        words = f"diloco {SIZES[size]} {LONG} {MUON} --method.workers_per_trainer 2 "
+        words += f"{batch(2 * samples, samples)} --run.compile true"
+        ended, said = in_child(print_captured, words, STAGE_SECONDS / 3)
+        milliseconds = {} if "failure" in ended else json.loads(said[-1])
+        found[f"{size}, {samples} samples"] = {"words": words} | ended | milliseconds
+    return found
+
+
+def print_captured(words: str) -> None:
+    """Print how long the passes of these words take, as JSON."""
+    sides = compiled_passes(words)
+    print(json.dumps({name: each["milliseconds"] for name, each in times(sides).items()}))
+
+
+def compiled_passes(words: str) -> dict[str, Callable[[], Sequence[Tensor]]]:
+    """A pass of each worker, as in a step or a test step, each of them compiled, and captured."""
+    recipe = recipe_of(words)
+    parts = prepare_run(recipe, place_workers(recipe))
+    workers = [*build_algorithm(parts).workers.values()]
+    problem = parts.problem(parts.train_source())
+    batches = [problem.data.read(each.id, 0, recipe.switch.max_micro_batch) for each in workers]
+    loss_fn = (workers[0].engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
+
+    def side(captures: bool, tests: bool) -> Callable[[], Sequence[Tensor]]:
+        graphs = [CapturedPasses(each.replica.params) for each in workers]
+
+        def passes() -> Sequence[Tensor]:
+            """The losses and squared norms."""
+            numbers = []
+            for worker, own, batch in zip(workers, graphs, batches, strict=True):
+
+                def compute(
+                    batch: Tensor, share: Tensor | float, worker: Worker = worker
+                ) -> Tensor:
+                    with autocast(parts.placement.device, parts.precision):
+                        loss: Tensor = loss_fn(worker.engine.forward, batch) * share
+                    loss.backward()
+                    return loss.detach()
+
+                with worker.engine.incoming() if tests else nullcontext() as sums:
+                    if captures:
+                        numbers.append(own.run(compute, batch, 1.0, sums))
+                    else:
+                        numbers.append(compute(to_device(batch, parts.placement.device), 1.0))
+                    numbers += [sums.take()] if sums else []
+                for parameter in worker.replica.params:
+                    parameter.grad = None
+            return numbers
+
+        return passes
+
+    return {
+        "compiled": side(captures=False, tests=False),
+        "captured": side(captures=True, tests=False),
+        "compiled, tested": side(captures=False, tests=True),
+        "captured, tested": side(captures=True, tests=True),
+    }
+
+
 MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
+    "captured": captured,
     "stacked": stacked,
     **{f"largest-{size}": partial(largest, size) for size in LARGE},
 }

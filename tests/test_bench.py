@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from adloco.algorithms import cuda_graphs
+from tests.algorithms.test_cuda_graphs import Again
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -143,6 +146,24 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         step()
         moved = zip(before, small, strict=True)
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
+
+
+def test_captured_passes_on_a_gpu_compute_what_others_do(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = bench("gpu")
+    monkeypatch.setattr(cuda_graphs, "Graph", Again)
+    words = f"diloco {gpu.TINY} {gpu.batch(8, 4)} --method.workers_per_trainer 2 --run.device cpu"
+    sides = gpu.compiled_passes(f"{words} --run.precision fp32")
+    launched = {name: [tensor.tolist() for tensor in side()] for name, side in sides.items()}
+    losses, tested = launched["compiled"], launched["compiled, tested"]
+    assert len(losses) == 2
+    assert tested[::2] == losses
+    assert min(tested[1::2]) > 0
+    again = {name: [tensor.tolist() for tensor in side()] for name, side in sides.items()}
+    for found in (launched, again):
+        for name, numbers in found.items():
+            assert numbers == pytest.approx(tested if "tested" in name else losses, rel=1e-12)
 
 
 @pytest.mark.usefixtures("warm_python")
