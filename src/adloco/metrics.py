@@ -122,7 +122,6 @@ TRAINER = _table(
     Metric(
         "distance_to_mean", "distance to the mean", Unit("relative norm", ".1%"), panel="trainers"
     ),
-    *option_metrics("trainer").values(),
 )
 WORKER = _table(
     "worker",
@@ -133,7 +132,7 @@ WORKER = _table(
     Metric("wait_seconds", "waiting per round", SECONDS, panel="workers", always=True),
     Metric("skipped_steps", "steps left out", COUNT, aggregation="sum", always=True),
     Metric("restarts", "restarts of workers", COUNT, aggregation="sum", always=True),
-    *option_metrics("worker").values(),
+    *option_metrics().values(),
 )
 PHASE = _table(
     "phase",

@@ -21,16 +21,12 @@ def signs_of_options() -> list[Callable[[Mapping[str, Any]], "Iterator[Sign]"]]:
     return [option.signs for option in options().values()]
 
 
-def option_metrics(per: str) -> dict[str, Metric]:
-    """The numbers that options add to the report of a trainer or worker, by name."""
-    found = [
-        metric
-        for option in options().values()
-        for metric in (option.trainer_metrics if per == "trainer" else option.worker_metrics)
-    ]
+def option_metrics() -> dict[str, Metric]:
+    """The numbers that options add to the report of a worker, by name."""
+    found = [metric for option in options().values() for metric in option.worker_metrics]
     return {metric.name: metric for metric in found}
 
 
-def unmeasured(per: str) -> dict[str, Any]:
+def unmeasured() -> dict[str, Any]:
     """Values of these numbers in a report where no stage measures them."""
-    return {name: 0 if metric.always else None for name, metric in option_metrics(per).items()}
+    return {name: 0 if metric.always else None for name, metric in option_metrics().items()}

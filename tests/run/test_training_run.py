@@ -153,7 +153,7 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
     assert all(
         set(line) >= METRICS and set(row) >= TRAINER for line in metrics for row in line["trainers"]
     )
-    added = [*option_metrics("trainer").values(), *option_metrics("worker").values()]
+    added = option_metrics().values()
     of_options = {metric.name for metric in added if metric.aggregation == "sum"}
     assert set(summary) == SUMMARY | of_options
     assert (summary["recipe"], summary["rounds"], summary["tokens"]) == (

@@ -6,7 +6,7 @@ the round, all workers of the run take the smallest micro-batches that any of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from adloco.algorithms.reports import RoundReport
     from adloco.algorithms.round_parts import RoundParts
-    from adloco.algorithms.round_task import RoundTask
     from adloco.algorithms.run_state import RunState
-    from adloco.algorithms.worker_round import WorkerRound
     from adloco.rules.switch import BatchPlan
 
 
@@ -82,12 +80,7 @@ class SmallestOfAll(Stage):
     def __init__(self, parts: RoundParts, state: RunState) -> None:
         self._parts, self._state = parts, state
 
-    def report(
-        self,
-        tasks: Mapping[int, RoundTask],
-        done: Mapping[int, WorkerRound],
-        report: RoundReport,
-    ) -> RoundReport:
+    def report(self, report: RoundReport) -> RoundReport:
         before = self._parts.batching.switch.at_most(self._state.pass_limit).at_once
         here = [worker.halving.limit or before for worker in self._state.workers.values()]
         after = -int(self._parts.placement.largest(-min(here)))

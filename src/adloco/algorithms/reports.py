@@ -56,8 +56,6 @@ class TrainerReport:
     distance_to_mean: float | None
     """Estimate of |x - mean| / |mean| for its global parameters x after the sync and the mean of
     all trainers', before a merge; None with one trainer."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """Values that stages report about the trainer, by the names of their options' metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)

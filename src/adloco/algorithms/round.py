@@ -99,7 +99,7 @@ class Round:
             merge = self._merge(last)
             report = report_round(tasks, done, trainers, merge, state, parts)
             for stage in state.stages:
-                report = stage.report(tasks, done, report)
+                report = stage.report(report)
             return report
 
     def _train(self, tasks: Tasks, until: int, halted: Event) -> None:

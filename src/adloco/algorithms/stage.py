@@ -7,15 +7,12 @@ what acts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adloco.metric import Metric
 
 if TYPE_CHECKING:
     from adloco.algorithms.reports import RoundReport
-    from adloco.algorithms.round_task import RoundTask
-    from adloco.algorithms.worker_round import WorkerRound
     from adloco.rules.failure_signs import Sign
     from adloco.rules.sync_schedule import SyncEvent
 
@@ -38,12 +35,7 @@ class Stage:
         """The workers' weights in a sync that is about to be sent."""
         return weights
 
-    def report(
-        self,
-        tasks: Mapping[int, RoundTask],
-        done: Mapping[int, WorkerRound],
-        report: RoundReport,
-    ) -> RoundReport:
+    def report(self, report: RoundReport) -> RoundReport:
         """Called after a round's merge; returns the report with what the stage adds to it, and may
         change what is in force in the rounds to come.
         """
@@ -57,25 +49,6 @@ class Stage:
         """Continue from `numbers` that are not None."""
 
 
-def with_numbers(
-    report: RoundReport,
-    of_trainers: Mapping[int, Mapping[str, Any]] | None = None,
-    of_workers: Mapping[int, Mapping[str, Any]] | None = None,
-) -> RoundReport:
-    """The report with more numbers of each trainer or worker, by id and then by their names."""
-    trainers, workers = of_trainers or {}, of_workers or {}
-    return replace(
-        report,
-        trainers=tuple(
-            replace(row, more={**row.more, **trainers.get(row.trainer, {})})
-            for row in report.trainers
-        ),
-        workers=tuple(
-            replace(row, more={**row.more, **workers.get(row.worker, {})}) for row in report.workers
-        ),
-    )
-
-
 class Option:
     """The settings of an option: a frozen dataclass in `lab/NAME/option.py`. What is said here of
     an option holds if it says nothing else.
@@ -87,10 +60,8 @@ class Option:
     """Section of a recipe in which its fields are settings."""
     stage: ClassVar[str]
     """Dotted path of its `Stage`, which takes the option, the run's `RoundParts` and its state."""
-    trainer_metrics: ClassVar[tuple[Metric, ...]] = ()
-    """Numbers of a trainer that the stage adds to a round's report."""
     worker_metrics: ClassVar[tuple[Metric, ...]] = ()
-    """Numbers of a worker that it adds."""
+    """Numbers of a worker that the stage adds to a round's report."""
 
     @property
     def active(self) -> bool:

@@ -87,7 +87,7 @@ def metrics_line() -> type:
 def _numbers(table: Mapping[str, Metric], **others: Any) -> type:
     """The type of what has the numbers of a table, and others."""
     # A run may have been trained without an option that is there now.
-    optional = {*option_metrics("trainer"), *option_metrics("worker")}
+    optional = option_metrics()
     kinds: dict[str, Any] = {}
     for name, metric in table.items():
         kind: Any = Count if metric.whole else Number

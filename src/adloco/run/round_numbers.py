@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from adloco.algorithms.evaluation import Sums, means, total
-from adloco.algorithms.reports import RoundReport, TrainerReport, WorkerReport
+from adloco.algorithms.reports import RoundReport, WorkerReport
 from adloco.metrics import (
     ROUND,
     SYNC,
@@ -44,12 +44,7 @@ SUMMARY = {
     "rounds": ROUND["round"],
     "skipped_steps": WORKER["skipped_steps"],
     "restarts": WORKER["restarts"],
-    **{
-        name: metric
-        for per in ("trainer", "worker")
-        for name, metric in option_metrics(per).items()
-        if metric.aggregation == "sum"
-    },
+    **{name: metric for name, metric in option_metrics().items() if metric.aggregation == "sum"},
 }
 """Keys of summary.json, and the metrics they sum up."""
 
@@ -109,7 +104,7 @@ def round_record(
         "memory": memory.take(),  # It begins the next record: peak_bytes was read before.
         "sync": asdict(report.sync),
         "trainers": [
-            _flat(trainer, "trainer") | evaluated(of_trainers.get(trainer.trainer, {}))
+            asdict(trainer) | evaluated(of_trainers.get(trainer.trainer, {}))
             for trainer in report.trainers
         ],
         # There is one trainer where islands have texts of their own.
@@ -118,7 +113,7 @@ def round_record(
             for by_island in (measured.values() if names else ())
             for island, sums in by_island.items()
         ],
-        "workers": [_flat(worker, "worker") for worker in report.workers],
+        "workers": [_flat(worker) for worker in report.workers],
         "merges": [
             {
                 "survivor": merge.survivor,
@@ -131,11 +126,11 @@ def round_record(
     }
 
 
-def _flat(report: TrainerReport | WorkerReport, per: str) -> dict[str, Any]:
+def _flat(report: WorkerReport) -> dict[str, Any]:
     """A report with what stages say of it, and what options say where they have no stage."""
     numbers = asdict(report)
     more: dict[str, Any] = numbers.pop("more")
-    return numbers | unmeasured(per) | more
+    return numbers | unmeasured() | more
 
 
 def summarise(

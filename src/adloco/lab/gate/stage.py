@@ -5,7 +5,7 @@ are gathered from all workers before anything is summed.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,13 +14,11 @@ from torch import Tensor
 from adloco.algorithms.model_state import copy_all
 from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.round_parts import RoundParts
-from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
-from adloco.algorithms.stage import Stage, Weights, with_numbers
+from adloco.algorithms.stage import Stage, Weights
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.trainer_distance import sketch
 from adloco.algorithms.worker import Worker
-from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.buckets import rounded_origin
 from adloco.distributed.placement.placement import Placement
 from adloco.lab.gate.option import SMALLEST, Gate, Verdict
@@ -83,13 +81,11 @@ class GateStage(Stage):
                 copy_all(*_of_fragment(worker, owners[worker.id], fragment))
         return verdicts
 
-    def report(
-        self,
-        tasks: Mapping[int, RoundTask],
-        done: Mapping[int, WorkerRound],
-        report: RoundReport,
-    ) -> RoundReport:
-        return with_numbers(report, of_workers={worker: self._said(worker) for worker in done})
+    def report(self, report: RoundReport) -> RoundReport:
+        workers = [
+            replace(row, more={**row.more, **self._said(row.worker)}) for row in report.workers
+        ]
+        return replace(report, workers=tuple(workers))
 
     def _said(self, worker: int) -> Mapping[str, Any]:
         """Count how often it was left out; of several fragments, the norm that is furthest from the

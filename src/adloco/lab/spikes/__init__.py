@@ -1,1 +1,0 @@
-"""Spikes of the loss, named."""
