@@ -69,7 +69,7 @@ def test_the_simulation_agrees(megabytes: float, step_seconds: list[float]) -> N
     given = cluster(latency="10ms", sync_seconds=0.1)
     buckets = Buckets(parts=(0.1, 0.3, 0.3, 0.3), backward=2 / 3)
     sync = Sync(workers=4, bytes_sent=1e6 * megabytes, exchanges=2, buckets=buckets)
-    found = simulate(given, step_seconds, 1, [sync], rounds=2).time
+    found = simulate(given, step_seconds, 1, sync, rounds=2).time
     wanted = round_time(given, step_seconds, 1, sync)
     assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(wanted))
 
@@ -77,6 +77,6 @@ def test_the_simulation_agrees(megabytes: float, step_seconds: list[float]) -> N
 def test_the_simulation_agrees_with_jitter() -> None:
     given = cluster(jitter=0.1)
     sync = Sync(workers=4, bytes_sent=4e6, buckets=Buckets.of(54 * 2**20, passes=1))
-    found = simulate(given, [3.0] * 4, 1, [sync], rounds=400)
+    found = simulate(given, [3.0] * 4, 1, sync, rounds=400)
     wanted = round_time(given, [3.0] * 4, 1, sync)
     assert found.time.total == pytest.approx(wanted.total, abs=4 * found.errors["total"])

@@ -1,6 +1,5 @@
 """The simulation of rounds, against the closed form, hand arithmetic and draws."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -9,7 +8,7 @@ import pytest
 
 from adloco.plan.cluster import Cluster
 from adloco.plan.round_time import RoundTime, Sync, round_time
-from tests.plan.simulation import OnFailure, Simulated, simulate
+from tests.plan.simulation import Simulated, simulate
 
 STEPS = [0.5] * 4
 PLAIN = Sync(workers=4, bytes_sent=3e6)
@@ -50,7 +49,7 @@ def test_without_chance_it_is_the_closed_form(
     pattern: str, step_seconds: Sequence[float], sync_every: int, sync: Sync
 ) -> None:
     given = cluster(pattern=pattern)
-    found = simulate(given, step_seconds, sync_every, [sync], rounds=3)
+    found = simulate(given, step_seconds, sync_every, sync, rounds=3)
     wanted = round_time(given, step_seconds, sync_every, sync)
     assert asdict(found.time) == pytest.approx(asdict(wanted), abs=1e-9)
     assert max(found.errors.values()) < 1e-9
@@ -59,7 +58,7 @@ def test_without_chance_it_is_the_closed_form(
 def test_a_late_fragment_delays_the_next_one() -> None:
     """Twice: a step of 1 s, and a transfer of 10 s beside four steps."""
     sync = Sync(workers=4, bytes_sent=14e6, fragments=2, tau=4)
-    found = simulate(cluster(), [1.0] * 4, 10, [sync], rounds=2).time
+    found = simulate(cluster(), [1.0] * 4, 10, sync, rounds=2).time
     assert (found.total, found.transfer) == (pytest.approx(22.0), pytest.approx(12.0))
     assert (found.utilisation, found.lost) == (pytest.approx(10 / 22), 0.0)
 
@@ -67,7 +66,7 @@ def test_a_late_fragment_delays_the_next_one() -> None:
 @pytest.mark.parametrize("step_seconds", [STEPS, [0.5, 0.5, 0.5, 0.52]])
 def test_jitter(step_seconds: Sequence[float]) -> None:
     given = cluster(jitter=0.1)
-    found = simulate(given, step_seconds, 50, [PLAIN], rounds=400)
+    found = simulate(given, step_seconds, 50, PLAIN, rounds=400)
     assert found.errors["waiting"] < 0.05 * found.time.waiting
     check_within_errors(found, round_time(given, step_seconds, 50, PLAIN))
 
@@ -75,7 +74,7 @@ def test_jitter(step_seconds: Sequence[float]) -> None:
 @pytest.mark.parametrize("jitter", [0.0, 0.1])
 def test_failures(jitter: float) -> None:
     given = cluster(jitter=jitter, failures_per_day=432.0)
-    found = simulate(given, STEPS, 10, [PLAIN], rounds=1000)
+    found = simulate(given, STEPS, 10, PLAIN, rounds=1000)
     assert found.errors["lost"] < 0.1 * found.time.lost
     check_within_errors(found, round_time(given, STEPS, 10, PLAIN))
 
@@ -85,7 +84,7 @@ def test_streaming_with_jitter(transfer_seconds: float) -> None:
     """Each of four fragments is hidden by, or outlasts, four steps of 0.5 s."""
     given = cluster(jitter=0.1, latency="0s")
     sync = Sync(workers=4, bytes_sent=4e6 * transfer_seconds, fragments=4, tau=4)
-    found = simulate(given, STEPS, 50, [sync], rounds=200)
+    found = simulate(given, STEPS, 50, sync, rounds=200)
     assert found.errors["waiting"] < 0.05 * found.time.waiting
     check_within_errors(found, round_time(given, STEPS, 50, sync))
 
@@ -94,7 +93,7 @@ def test_transfers_that_take_as_long_as_the_steps_beside_them() -> None:
     """The case of docs/plan.md, where the closed form is furthest from the simulation."""
     given, steps = cluster(islands=8, jitter=0.2, latency="0s"), [0.5] * 8
     sync = Sync(workers=8, bytes_sent=8.8e6, fragments=4, tau=4)
-    found = simulate(given, steps, 50, [sync], rounds=200)
+    found = simulate(given, steps, 50, sync, rounds=200)
     ratio = found.time.total / round_time(given, steps, 50, sync).total
     assert ratio == pytest.approx(1.018, abs=4 * found.errors["total"] / found.time.total)
     assert found.errors["total"] < 0.0015 * found.time.total
@@ -103,7 +102,7 @@ def test_transfers_that_take_as_long_as_the_steps_beside_them() -> None:
 def test_sums_of_few_steps_are_skewed() -> None:
     """The case of docs/plan.md with H = 1, against draws."""
     given, sync = cluster(islands=8, jitter=0.2, latency="0s"), Sync(workers=8, bytes_sent=0.0)
-    found = simulate(given, [0.5] * 8, 1, [sync], rounds=1500)
+    found = simulate(given, [0.5] * 8, 1, sync, rounds=1500)
     drawn = np.random.default_rng(1).gamma(25, 0.02, (100_000, 8)).max(axis=1).mean() - 0.5
     assert found.time.waiting == pytest.approx(drawn, abs=4 * found.errors["waiting"])
     closed = round_time(given, [0.5] * 8, 1, sync).waiting
@@ -115,7 +114,7 @@ def test_late_fragments_with_jitter() -> None:
     so some workers wait for it and for some it waits.
     """
     sync = Sync(workers=4, bytes_sent=2e6, tau=4)
-    found = simulate(cluster(jitter=0.2, latency="0s"), STEPS, 50, [sync], rounds=400)
+    found = simulate(cluster(jitter=0.2, latency="0s"), STEPS, 50, sync, rounds=400)
     random = np.random.default_rng(1)
     before = random.gamma(46 / 0.04, 0.5 * 0.04, (100_000, 4)).max(axis=1)
     beside = random.gamma(4 / 0.04, 0.5 * 0.04, (100_000, 4)).max(axis=1)
@@ -123,78 +122,3 @@ def test_late_fragments_with_jitter() -> None:
     assert found.time.total == pytest.approx(total, abs=4 * found.errors["total"])
     late = np.maximum(0, 2.0 - beside).mean()
     assert found.time.transfer == pytest.approx(late, abs=4 * found.errors["transfer"])
-
-
-def test_trainers_sync_at_their_own_times_and_fail_together() -> None:
-    """Neither waits for the other, and each repeats a round for a failure anywhere."""
-    given = cluster(failures_per_day=432.0)
-    fast, slow = Sync(workers=3, bytes_sent=0.0), Sync(workers=1, bytes_sent=0.0)
-    found = simulate(given, [0.5, 0.5, 0.5, 1.0], 10, [fast, slow], rounds=1000)
-    parts = [
-        asdict(round_time(given, [0.5] * 3, 10, fast)),
-        asdict(round_time(given, [1.0], 10, slow)),
-    ]
-    wanted = {name: (3 * seconds + parts[1][name]) / 4 for name, seconds in parts[0].items()}
-    assert wanted["waiting"] == 0
-    check_within_errors(found, RoundTime(**wanted))
-
-
-@pytest.mark.parametrize(("restart_seconds", "missed"), [(0.0, 0), (11.0, 1)])
-def test_an_island_can_be_dropped_for_the_round(restart_seconds: float, missed: int) -> None:
-    """With the chance p an island that begins a round of 11 s fails in it; it restarts before the
-    next round, or after its beginning. So of 1 / p rounds one is lost, or of 1 / p + 1 two.
-    """
-    given = cluster(failures_per_day=432.0, restart_seconds=restart_seconds)
-    found = simulate(given, STEPS, 10, [PLAIN], rounds=2000, on_failure="drop")
-    chance = -math.expm1(-11 * 432 / 86400)
-    lost = 11 * (1 + missed) / (1 / chance + missed)
-    assert found.time.total == pytest.approx(11, rel=1e-3)
-    assert found.time.lost == pytest.approx(lost, abs=5 * found.errors["lost"])
-    assert found.time.computing == pytest.approx(5 * (1 - lost / 11), rel=0.01)
-    assert found.time.transfer == pytest.approx(6 * (1 - lost / 11), rel=0.01)
-
-
-@pytest.mark.parametrize("on_failure", ["repeat", "drop"])
-def test_a_lonely_island_repeats_its_round(on_failure: OnFailure) -> None:
-    given = cluster(islands=1, failures_per_day=2e3)
-    sync = Sync(workers=1, bytes_sent=0.0)
-    found = simulate(given, [0.5], 40, [sync], rounds=1000, on_failure=on_failure)
-    check_within_errors(found, round_time(given, [0.5], 40, sync))
-
-
-def test_a_seed_decides_everything() -> None:
-    given = cluster(jitter=0.1, failures_per_day=432.0)
-    one, same, other = (
-        simulate(given, STEPS, 10, [PLAIN], rounds=20, seed=seed) for seed in (3, 3, 4)
-    )
-    assert one == same
-    assert one != other
-
-
-def test_standard_errors_are_the_spread_over_seeds() -> None:
-    given = cluster(jitter=0.1)
-    found = [simulate(given, STEPS, 10, [PLAIN], rounds=20, seed=seed) for seed in range(60)]
-    for name in ("computing", "waiting", "total"):
-        spread = np.std([getattr(one.time, name) for one in found], ddof=1)
-        assert np.mean([one.errors[name] for one in found]) == pytest.approx(spread, rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("workers", "rounds", "failures_per_day", "message"),
-    [
-        (
-            [3],
-            2,
-            0.0,
-            "each of the 4 islands .* got 4 step_seconds and trainers of \\[3\\] workers",
-        ),
-        ([4], 1, 0.0, "rounds must be >= 2 for a standard error, got 1"),
-        ([4], 2, 2e4, "in its 8 s there are 7.41 failures on average"),
-    ],
-)
-def test_wrong_input(
-    workers: list[int], rounds: int, failures_per_day: float, message: str
-) -> None:
-    syncs = [Sync(workers=count, bytes_sent=0.0) for count in workers]
-    with pytest.raises(ValueError, match=message):
-        simulate(cluster(failures_per_day=failures_per_day), STEPS, 10, syncs, rounds=rounds)
