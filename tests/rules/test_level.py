@@ -8,7 +8,7 @@ import pytest
 
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import NORM_NOISE, BatchController, BatchGuards
-from adloco.rules.level import PAST_TESTS, VAGUE, Level, merged
+from adloco.rules.level import PAST_TESTS, VAGUE, Level, SlowMean, merged
 from adloco.rules.moments import GradientEstimate
 
 UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
@@ -66,6 +66,33 @@ def test_a_measurement_far_below_is_found() -> None:
     level = Level(log_mean=math.log(300.0), log_variance=0.01, test_variance=0.01)
     fallen = level.later(1.0, wander=3.0).seen(1.0, scale=1.0, spread=0.01, tests=4)
     assert fallen.value == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.1, 0.3])
+def test_a_measurement_below_all_of_the_first_grid_by_a_plain_sum(deviation: float) -> None:
+    """Zero, where the level was known to be 1, so that the product has its weight between."""
+    level = Level(log_mean=0.0, log_variance=deviation**2, test_variance=1e-6)
+    fallen = level.seen(-0.02, scale=1.0, spread=0.01, tests=4)
+    error = math.sqrt(fallen.test_variance / 4)
+    points = [k / 10_000 for k in range(-80_000, 10_000)]
+    logs = [-((x / deviation) ** 2) / 2 - ((-0.02 - math.exp(x)) / error) ** 2 / 2 for x in points]
+    most = max(logs)
+    weights = [math.exp(log - most) for log in logs]
+    total = sum(weights)
+    middle = sum(w * x for w, x in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - middle) ** 2 for w, x in zip(weights, points, strict=True)) / total
+    assert middle < -6 * deviation
+    assert fallen.log_mean == pytest.approx(middle, abs=2e-3)
+    assert fallen.log_variance == pytest.approx(spread, rel=2e-3)
+
+
+def test_a_slow_mean_counts_tests_less_the_more_samples_came_after_them() -> None:
+    first = SlowMean().seen(6.0, tests=4, elapsed=0.0)
+    assert first == SlowMean(value=6.0, tests=4.0)
+    # Samples double: four tests count as two beside one, (2 x 6 + 1 x -3) / 3.
+    second = first.seen(-3.0, tests=1, elapsed=math.log(2))
+    assert (second.value, second.tests) == (pytest.approx(3.0), pytest.approx(3.0))
+    assert first.seen(math.nan, tests=1, elapsed=1.0) == first
 
 
 def test_the_noise_of_a_test_follows_the_spread() -> None:

@@ -1,9 +1,10 @@
 """A trainer's requested batch over time (docs/method.md).
 
-After the tests of a round, S, |G|^2 and Var<g_i, G> are each followed by a filter (`level.py`): a
-normal distribution of the logarithm, which widens with the logarithm of the samples seen, and which
-each test multiplies by its likelihood. With the medians a batch rule is asked for a batch, and
-guards limit the answer.
+After the tests of a round, S and |G|^2 are each followed by a filter (`level.py`): a normal
+distribution of the logarithm, which widens with the logarithm of the samples seen, and which each
+test multiplies by its likelihood. With the medians a batch rule is asked for a batch, and guards
+limit the answer. Of Var<g_i, G> the mean share in S |G|^2 is followed: tests of it are too skewed
+for a normal likelihood, and the share changes far less than they do.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Any
 
 from adloco.errors import require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
-from adloco.rules.level import Level, merged
+from adloco.rules.level import Level, SlowMean, merged
 from adloco.rules.moments import GradientEstimate
 from adloco.setting import setting
 
@@ -37,8 +38,6 @@ twice that, because norms of samples have heavier tails than normal ones.
 """
 VARIANCE_NOISE = 0.5
 """Variance of a test's S over S^2 until it has been measured."""
-INNER_NOISE = 1.0
-"""Variance of a test's Var<g_i, G> over (S |gbar|^2)^2 until it has been measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,8 @@ class BatchController:
         self._samples = 0
         self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
-        self._inner = Level(log_mean=None, log_variance=0.0, test_variance=INNER_NOISE)
+        self._along = SlowMean()
+        """The share of the noise that lies along the gradient, Var<g_i, G> / (S |G|^2)."""
 
     def update(
         self,
@@ -149,15 +149,16 @@ class BatchController:
         """The estimate of the gradient's statistics from all tests; None before the first."""
         if self.measured is None:
             return None
-        variance, last = self._variance.value, self.measured
-        # The plug-in form is the published one: the ratio that the last tests alone measured.
-        ratio = last.plugin_norm_sq / last.grad_variance if last.grad_variance > 0 else 0.0
+        variance, norm_sq, last = self._variance.value, self._norm.value, self.measured
+        # Plug-in forms are the published ones: ratios that the last tests alone measured.
+        scale = variance / last.grad_variance if last.grad_variance > 0 else 1.0
         return replace(
             last,
             grad_variance=variance,
-            grad_norm_sq=self._norm.value,
-            plugin_norm_sq=variance * ratio if ratio else last.plugin_norm_sq,
-            inner_variance=self._inner.value,
+            grad_norm_sq=norm_sq,
+            plugin_norm_sq=last.plugin_norm_sq * scale,
+            inner_variance=min(max(self._along.value, 0.0), 1.0) * variance * norm_sq,
+            plugin_inner_variance=last.plugin_inner_variance * scale**2,
             norm_factor=self._norm.factor,
             variance_factor=self._variance.factor,
         )
@@ -173,9 +174,13 @@ class BatchController:
         if not tested:
             return
         self.measured = self.measured or next(iter(tested.values())).measured
-        for name in ("_variance", "_norm", "_inner"):
+        for name in ("_variance", "_norm"):
             levels = {key: getattr(each, name) for key, each in tested.items()}
             setattr(self, name, merged(levels, weights, MERGE_WANDER))
+        along = SlowMean()
+        for key, each in tested.items():
+            along = along.seen(each._along.value, tests=weights[key] * each._along.tests, elapsed=0)
+        self._along = along
 
     def _follow(self, measured: GradientEstimate, samples: int) -> None:
         elapsed = math.log(samples / self._samples) if samples > self._samples > 0 else 0.0
@@ -187,13 +192,9 @@ class BatchController:
         self._norm = self._norm.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
             measured.grad_norm_sq, scale=mean_sq, spread=measured.norm_spread, tests=tests
         )
-        if measured.inner_variance:  # Only inner-product tests measure it.
-            self._inner = self._inner.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
-                measured.inner_variance,
-                scale=variance * mean_sq,
-                spread=measured.inner_spread,
-                tests=tests,
-            )
+        whole = self._variance.value * self._norm.value
+        share = measured.inner_variance / whole if whole > 0 else math.nan
+        self._along = self._along.seen(share, tests=tests, elapsed=elapsed)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -202,7 +203,7 @@ class BatchController:
             "measured": asdict(self.measured) if self.measured else None,
             "variance": asdict(self._variance),
             "norm": asdict(self._norm),
-            "inner": asdict(self._inner),
+            "along": asdict(self._along),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -212,4 +213,4 @@ class BatchController:
         self.measured = GradientEstimate(**measured) if measured else None
         self._variance = Level(**state["variance"])
         self._norm = Level(**state["norm"])
-        self._inner = Level(**state["inner"])
+        self._along = SlowMean(**state["along"])

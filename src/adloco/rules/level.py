@@ -141,6 +141,27 @@ class Level:
         return max((found + before) / (dof + PAST_TESTS), LEAST_NOISE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlowMean:
+    """Mean over the tests so far of a ratio that hardly changes; a test counts the less the more
+    samples came after it.
+    """
+
+    value: float = 0.0
+    tests: float = 0.0
+    """Tests that it counts as."""
+
+    def seen(self, value: float, *, tests: float, elapsed: float) -> "SlowMean":
+        """The mean with the tests of a round; `elapsed` as for `Level.later`.
+
+        A value that is not finite changes nothing.
+        """
+        if not math.isfinite(value) or tests == 0:
+            return self
+        count = self.tests * math.exp(-elapsed) + tests
+        return SlowMean(value=self.value + (value - self.value) * tests / count, tests=count)
+
+
 def merged(levels: Mapping[int, Level], weights: Mapping[int, float], added: float) -> Level:
     """The level of a trainer that others were merged into.
 
@@ -173,7 +194,7 @@ def _product(mean: float, variance: float, value: float, error: float) -> tuple[
     The first grid spans what the distribution and the measurement allow. The next ones zoom in on
     all points of some weight (it falls off to the left more slowly than to the right), at least
     twice and until the result is wider than a step, because a precise measurement can fall between
-    the points.
+    the points. A measurement that says less than all of the first grid moves it to the left.
 
     Args:
         mean, variance: Of x before.
@@ -197,5 +218,8 @@ def _product(mean: float, variance: float, value: float, error: float) -> tuple[
         found = math.fsum(w * x for w, x in zip(weights, points, strict=True)) / total
         spread = math.fsum(w * (x - found) ** 2 for w, x in zip(weights, points, strict=True))
         seen = [x for w, x in zip(weights, points, strict=True) if w > LEAST_WEIGHT]
-        low, high = seen[0] - step, seen[-1] + step
+        if zooms == 1 and seen[0] == low:
+            low, zooms = low - (high - low), 0
+        else:
+            low, high = seen[0] - step, seen[-1] + step
     return found, spread / total

@@ -1,9 +1,13 @@
 """The inner-product tests by hand, and where they are refused."""
 
 import json
+import math
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adloco import BatchGuards, SwitchMode
@@ -11,8 +15,10 @@ from adloco.cli.main import main
 from adloco.cluster.job import plan_job
 from adloco.distributed.testing import run_on_ranks
 from adloco.lab.inner_product.batch_rules import AugmentedInnerProductTest, InnerProductTest
+from adloco.lab.inner_product.inner_variance import unbiased
 from adloco.rules.batch_rules.batch_rule import UNBOUNDED
-from adloco.rules.moments import GradientEstimate
+from adloco.rules.controller import BatchController
+from adloco.rules.moments import GradientEstimate, Moments, estimate, group_moments
 from tests.distributed.test_islands import run_here
 from tests.problems import BlockLM, at, make_run
 
@@ -21,6 +27,81 @@ def estimate_of(variance: float, norm_sq: float, inner: float) -> GradientEstima
     return GradientEstimate(
         grad_variance=variance, grad_norm_sq=norm_sq, plugin_norm_sq=norm_sq, inner_variance=inner
     )
+
+
+def drawn(samples: int, groups: int, gradient: np.ndarray, draws: np.random.Generator) -> Moments:
+    """Statistics of four tests of Gaussian gradients whose covariance is the identity over d."""
+    dims = len(gradient)
+    moments = Moments()
+    for _ in range(4):
+        noise = draws.standard_normal((groups, dims)) * math.sqrt(groups / samples / dims)
+        means = gradient + noise
+        mean, even = means.mean(0), means[::2].mean(0)
+        sizes, norms = [samples // groups] * groups, (means**2).sum(1).tolist()
+        inner = unbiased(sizes, norms, (means @ mean).tolist(), (means @ even).tolist())
+        moments += group_moments(sizes, norms, float(mean @ mean), inner)
+    return moments
+
+
+@pytest.mark.parametrize(("dims", "samples"), [(20, 16), (200, 64), (2000, 64)])
+def test_the_variance_along_the_gradient_is_found_whatever_its_share_of_all(
+    dims: int, samples: int
+) -> None:
+    """S = 1 and |G|^2 = 10, so Var<g_i, G> is 10 / d: medians over 20 runs of 8 rounds."""
+    found = []
+    for seed in range(20):
+        draws = np.random.default_rng(seed)
+        gradient = draws.standard_normal(dims)
+        gradient *= math.sqrt(10) / np.linalg.norm(gradient)
+        controller = BatchController(InnerProductTest(), BatchGuards())
+        for round in range(1, 9):
+            controller.update(estimate(drawn(samples, 4, gradient, draws)), 1000 * round)
+            found += [(round, controller.estimate.inner_variance * dims / 10)]
+    for round in (1, 2, 4, 8):
+        middle = statistics.median(ratio for own, ratio in found if own == round)
+        assert middle == pytest.approx(1.0, abs=0.35 if round == 1 else 0.25)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        InnerProductTest(estimator="plug-in"),
+        AugmentedInnerProductTest(estimator="plug-in"),
+        AugmentedInnerProductTest(estimator="plug-in", nu=0.6),
+    ],
+)
+def test_the_published_form_asks_for_what_the_last_tests_alone_say(
+    rule: InnerProductTest | AugmentedInnerProductTest,
+) -> None:
+    controller = BatchController(rule, BatchGuards(maximum=100_000))
+    for round, (variance, norm_sq, inner) in enumerate(
+        [(100.0, 50.0, 2000.0), (100.0, 5.0, 200.0), (60.0, 5.0, 200.0), (200.0, 5.0, 200.0)], 1
+    ):
+        seen = replace(
+            estimate_of(variance, norm_sq, inner),
+            plugin_inner_variance=inner,
+            tests=4,
+            variance_spread=(0.1 * variance) ** 2,
+            norm_spread=(0.1 * norm_sq) ** 2,
+        )
+        controller.update(seen, 1000 * round)
+        assert controller.requested_batch == rule.requested(seen, at(0, 1))
+
+
+def share_along(controller: BatchController) -> float:
+    seen = controller.estimate
+    assert seen is not None
+    return seen.inner_variance / (seen.grad_variance * seen.grad_norm_sq)
+
+
+def test_a_merge_pools_the_shares_along_the_gradient() -> None:
+    pair = {key: BatchController(InnerProductTest(), BatchGuards()) for key in (0, 1)}
+    for key, inner in ((0, 0.6), (1, 2.4)):
+        pair[key].update(estimate_of(2.0, 3.0, inner), 100)
+    one, other = (share_along(each) for each in pair.values())
+    assert other == pytest.approx(4 * one)
+    pair[0].merge(pair, {0: 0.2, 1: 0.8})
+    assert share_along(pair[0]) == pytest.approx(0.2 * one + 0.8 * other)
 
 
 def test_inner_product_and_augmented_by_hand() -> None:

@@ -34,6 +34,12 @@ class ProductRule:
         """Groups of samples per worker that the estimate of Var<g_i, G> needs."""
         return 4 if self.estimator == "unbiased" else 2
 
+    def inner_variance(self, estimate: GradientEstimate) -> float:
+        """Var<g_i, G> by the rule's estimator."""
+        if self.estimator == "plug-in":
+            return estimate.plugin_inner_variance
+        return estimate.inner_variance
+
 
 @dataclass(frozen=True, kw_only=True)
 class InnerProductTest(ProductRule):
@@ -49,7 +55,7 @@ class InnerProductTest(ProductRule):
         if estimate is None:
             return point.requested_batch
         norm_sq = estimated_norm_sq(estimate, self.estimator)
-        return samples_needed(estimate.inner_variance, self.theta, max(norm_sq, 0.0) ** 2)
+        return samples_needed(self.inner_variance(estimate), self.theta, max(norm_sq, 0.0) ** 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +80,7 @@ class AugmentedInnerProductTest(ProductRule):
         norm_sq = max(estimated_norm_sq(estimate, self.estimator), 0.0)
         if norm_sq == 0:
             return UNBOUNDED
-        along = samples_needed(estimate.inner_variance, self.theta, norm_sq**2)
-        orthogonal = samples_needed(
-            estimate.grad_variance - estimate.inner_variance / norm_sq, self.nu, norm_sq
-        )
+        inner = self.inner_variance(estimate)
+        along = samples_needed(inner, self.theta, norm_sq**2)
+        orthogonal = samples_needed(estimate.grad_variance - inner / norm_sq, self.nu, norm_sq)
         return max(along, orthogonal)
