@@ -193,8 +193,11 @@ class BatchController:
             measured.grad_norm_sq, scale=mean_sq, spread=measured.norm_spread, tests=tests
         )
         whole = self._variance.value * self._norm.value
-        share = measured.inner_variance / whole if whole > 0 else math.nan
-        self._along = self._along.seen(share, tests=tests, elapsed=elapsed)
+        if whole > 0 and mean_sq > 0:
+            # Noise of the mean gradient makes the errors of a share larger by the root of this.
+            trust = min(1.0, self._norm.value / mean_sq) ** 2
+            share = measured.inner_variance / whole
+            self._along = self._along.seen(share, tests=tests * trust, elapsed=elapsed)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -94,6 +94,16 @@ def share_along(controller: BatchController) -> float:
     return seen.inner_variance / (seen.grad_variance * seen.grad_norm_sq)
 
 
+def test_tests_in_which_noise_dominates_say_little_of_the_share() -> None:
+    """The mean gradient's square is 100 times |G|^2: such a test counts about 1/10,000."""
+    controller = BatchController(InnerProductTest(), BatchGuards())
+    for _ in range(4):
+        controller.update(estimate_of(2.0, 3.0, 0.6), 100)
+    before = share_along(controller)
+    controller.update(replace(estimate_of(2.0, 3.0, 600.0), plugin_norm_sq=300.0), 100)
+    assert before < share_along(controller) < 2 * before
+
+
 def test_a_merge_pools_the_shares_along_the_gradient() -> None:
     pair = {key: BatchController(InnerProductTest(), BatchGuards()) for key in (0, 1)}
     for key, inner in ((0, 0.6), (1, 2.4)):
