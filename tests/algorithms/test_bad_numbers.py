@@ -21,6 +21,7 @@ from adloco.algorithms.model_state import optimizer_tensors
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.wire.int2 import Int2
 from tests.problems import (
     TWO_WORKERS_PLACED,
     adamw,
@@ -286,3 +287,13 @@ def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: in
         for (counts, params), (own_counts, own) in zip(expected, result, strict=True):
             assert own_counts == counts
             assert own == pytest.approx(params, rel=1e-9)
+
+
+def test_a_worker_that_starts_again_forgets_its_residuals() -> None:
+
+    worker = make_run(wire=Int2()).workers[0]
+    for residual in worker.replica.residuals:
+        residual.fill_(1.0)
+    worker.forget()
+    assert worker.replica.residuals
+    assert not any(residual.any() for residual in worker.replica.residuals)

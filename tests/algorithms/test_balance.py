@@ -163,3 +163,16 @@ def test_seconds_before_a_stop_count_in_the_round_that_is_resumed() -> None:
         times = [(worker.busy_seconds, worker.wait_seconds) for worker in report.workers]
         assert times == [(40, 40), (40, 40)]
     assert resumed.state.speeds == whole.state.speeds == {0: 0.5, 1: 0.5}
+
+
+def test_the_wait_before_a_stop_counts_as_exposed() -> None:
+    class Ticking(Clock):
+        def __call__(self) -> float:
+            self.now += 1
+            return self.now
+
+    source = Interrupting(regression(2))
+    run = make_run(data=source, clock=Ticking())
+    source.before(2, run.stop)
+    assert run.round() is None
+    assert [worker.round.sync.exposed_seconds for worker in run.workers.values()] == [1, 1]

@@ -159,7 +159,6 @@ def test_threads_and_resumes_draw_alike() -> None:
         torch.rand(3)
         list(run.rounds(2))
         assert params_of(run, 1).equal(params_of(one, 1))
-    assert not params_of(dropping(seed=1), 0).equal(params_of(one, 0))
 
 
 def on_ranks(shards: int, replicas: int) -> Tensor:
@@ -214,3 +213,28 @@ def test_multihead_attention_draws_from_it_too(weights: bool) -> None:
         assert output(3).equal(output(3))
     layer.dropout = 0.0
     torch.testing.assert_close(output(3), layer(inputs, inputs, inputs)[0])
+
+
+def test_each_micro_batch_draws_by_its_seed_stream_and_first_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A test step of four groups, and two steps of two micro-batches of two samples."""
+    seen: list[tuple[int, ...]] = []
+
+    def record(*key: Any) -> Any:
+        seen.append(key[:3])
+        return own_dropout(*key)
+
+    monkeypatch.setattr("adloco.algorithms.worker.own_dropout", record)
+    dropping(seed=5).round()
+    positions = (0, 1, 2, 3, 4, 6, 8, 10)
+    assert sorted(seen) == [(5, stream, at) for stream in range(4) for at in positions]
+
+
+def test_dropout_is_off_in_an_evaluation_and_on_again_after_it() -> None:
+    run, modes = dropping(), list[bool]()
+    run.round()
+    run.evaluate(lambda model, part, parts: [float(modes.append(model.training) or 0), 1.0])
+    assert modes == [False] * 4
+    run.round()
+    assert all(worker.model.training for worker in run.workers.values())

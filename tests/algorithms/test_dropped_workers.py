@@ -116,3 +116,11 @@ def test_bytes_of_a_worker_go_on_without_a_jump() -> None:
     after = [report.bytes_communicated for report in left.rounds(2)]
     sent = np.diff([0, *before, *after])
     assert sent == pytest.approx([before[0]] * 4)
+
+
+def test_the_loss_of_a_trainer_is_the_mean_over_its_samples() -> None:
+    """Of three workers that take 2, 1 and 1 samples a step."""
+    report = run_with(4, ()).round()
+    assert report is not None
+    losses = [row.loss * row.samples for row in report.steps]
+    assert report.trainers[0].train_loss == pytest.approx(sum(losses) / 12)

@@ -408,3 +408,14 @@ def test_a_state_of_an_optimizer_that_takes_other_parameters_is_refused() -> Non
     load_optimizer(now, before.state_dict())
     with pytest.raises(ValueError, match=r"groups of \[1\] parameters here and had \[2\] when"):
         load_optimizer(now, both.state_dict())
+
+
+def test_adamw_counts_each_step_of_short_parameters_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a parameter is cut into slices of several batches."""
+    monkeypatch.setattr("adloco.algorithms.short_types.SLICE", 4)
+    parameter = nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
+    optimizer = InnerAdamW().build([parameter])
+    for _ in range(3):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert optimizer.state[parameter]["step"] == 3

@@ -334,3 +334,23 @@ def test_no_sample_is_lost_or_repeated_across_merges() -> None:
 def test_refusal() -> None:
     with pytest.raises(ValueError, match=r"streams must be keep or balance, got 'drop'"):
         MergeFates(streams="drop")  # type: ignore[arg-type]
+
+
+def test_running_statistics_are_averaged_as_parameters_are() -> None:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+    run = two_trainers(build_model=model)
+    one, other = (run.trainers[i].outer.buffers[0].clone() for i in (0, 1))
+    merge(run, MergeFates())
+    for worker in run.workers.values():
+        torch.testing.assert_close(worker.replica.buffers[0], 0.25 * one + 0.75 * other)
+
+
+@pytest.mark.parametrize("fate", ["weighted", "survivor"])
+def test_gradient_statistics_go_with_the_parameters(fate: Any) -> None:
+    run = two_trainers(batch=NormTest())
+    before = run.trainers[1].controller.estimate
+    merge(run, MergeFates(parameters=fate))
+    assert (run.trainers[1].controller.estimate == before) == (fate == "survivor")

@@ -755,3 +755,17 @@ def test_small_problem_with_threads() -> None:
     list(one.rounds(5))
     list(many.rounds(5))
     assert params_of(one).equal(params_of(many))
+
+
+def test_drop_in_averages_replicas_by_the_samples_before_a_resume() -> None:
+    first = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    second = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    one, other = (DiLoCo(each, outer=None, sync_every=1, wire=Int2()) for each in (first, second))
+    with torch.no_grad():
+        for worker, model in enumerate(first):
+            model.weight += 1 + worker
+    one.step(samples=[3, 1])
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for diloco in (one, other):
+        diloco.average_replicas()
+    assert second[0].weight.equal(first[0].weight)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adloco.algorithms.trainer_distance import BLOCK, BUCKETS, sketch
-from adloco.rules.agreement import relative_distances
+from adloco.rules.agreement import mean_cosine, relative_distances
 from adloco.rules.merge_policies.smallest import MergeSmallest
 from tests.problems import make_run, params_of
 
@@ -90,3 +90,10 @@ def test_a_run_reports_the_distance_before_a_merge() -> None:
         assert exact.min() > 0
         assert [row.distance_to_mean for row in report.trainers] == pytest.approx(exact, rel=1e-5)
     assert [row.distance_to_mean for row in reports[2].trainers] == [None]
+
+
+def test_one_vector_has_no_cosine_whatever_rounding_says() -> None:
+    """sqrt(2)^2 - 2 is 4e-16, which is no product of two norms."""
+    assert mean_cosine([2.0], 2.0) is None
+    assert mean_cosine([2.0, 0.0], 2.0) is None
+    assert mean_cosine([1.0, 4.0], 5.0 + 2.0) == pytest.approx(0.5)

@@ -5,6 +5,7 @@ fetched them.
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,22 @@ def test_what_is_left_out_is_counted(folder: Path, tmp_path: Path) -> None:
         cache.skipped()
         == f"2 of {ROWS + 3} rows were left out, as data.bad_rows says (2 x empty text)"
     )
+
+
+def test_the_same_texts_held_out_otherwise_are_another_cache(tmp_path: Path) -> None:
+
+    texts, folders = tmp_path / "texts.jsonl", set()
+    texts.write_text("".join(f'{{"text": "{word}"}}\n' for word in ("same", "same", "same")))
+    for held_out in (1, 2):
+        data = DataSettings(path=str(texts), cache=str(tmp_path), validation_samples=held_out)
+        folders.add(begin_cache(data).folder)
+    assert len(folders) == 2
+
+
+def test_what_selects_rows_is_part_of_the_name_of_a_dataset_s_cache(
+    folder: Path, tmp_path: Path
+) -> None:
+    data, spread = settings(folder, tmp_path), {"validation_samples": 0}
+    changes = [{}, {"bad_rows": "skip"}, spread, {**spread, "validation_fraction": 0.1}]
+    names = {begin_cache(replace(data, **change)).folder.name for change in changes}
+    assert len(names) == len(changes)

@@ -120,3 +120,13 @@ def test_clip_rounds_a_gradient_once_in_each_data_type() -> None:
         wide = torch.promote_types(dtype, torch.float32)
         expected = gradient.to(wide) * factor.to(wide)
         torch.testing.assert_close(parameter.grad, expected.to(dtype), rtol=0, atol=0)
+
+
+def test_clip_never_scales_up_where_a_device_is_not_waited_for() -> None:
+    class OnGpu(torch.Tensor):
+        device = torch.device("cuda")
+
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([0.5])
+    clip([parameter], torch.tensor(0.5, dtype=torch.float64).as_subclass(OnGpu), 1.0)
+    assert parameter.grad.tolist() == [0.5]

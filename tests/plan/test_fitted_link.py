@@ -8,11 +8,14 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.distributed.wire.int4 import Int4
+from adloco.plan.calibration import Calibration, Errors
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
-from adloco.plan.fitted_link import FittedLinks, fit_links
+from adloco.plan.fitted_link import FittedLink, FittedLinks, fit_links
 from adloco.plan.measured_rows import Measure, Row, Rows, read_rows
 from adloco.plan.prediction import Prediction, Workload, predict
+from adloco.plan.round_model import Constants
+from adloco.plan.round_time import Sync
 from adloco.plan.target import Target
 
 CLUSTER = Cluster(
@@ -169,3 +172,13 @@ def test_rows_that_say_nothing_about_the_plan(
     path.write_text("\n".join([header, *lines]))
     with pytest.raises(ValueError, match=message):
         fit_links(read_rows(path, measured=True), ["diloco"], CLUSTER)
+
+
+def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
+    known = Errors(median=0.0, worst=0.0, count=9)
+    law = Constants(measure="round_seconds", terms={"volume": 48e6}, ceiling=50e6, hidden=0.5)
+    fit = Calibration(constants=law, fitted=known, held_out_steps=None, held_out_bandwidths=known)
+    link = FittedLink(group=("diloco", 4.0, 1e6), calibration=fit, bytes_sent=6e6, samples=2.0)
+    assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(50e6 / 8)
+    sync = Sync(workers=4, bytes_sent=6e6, fragments=2)
+    assert link.hiding(sync, 50).hidden_steps == 0.5 * 50 / 2

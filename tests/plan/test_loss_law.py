@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adloco.plan.loss_law import LossLaw, fit_loss_law
-from adloco.plan.loss_points import Batch, LossPoint
+from adloco.plan.loss_points import Batch, LossPoint, tell
 
 LAW = LossLaw(
     irreducible=1.6,
@@ -190,3 +190,21 @@ def test_points_that_have_no_law() -> None:
     rising = [replace(point, loss=2 + point.tokens / 1e6) for point in measured(ARMS[:1])]
     with pytest.raises(ValueError, match="do not fall as tokens grow"):
         fit_loss_law(rising)
+
+
+def test_losses_before_the_rate_falls_cost_more_and_a_run_counts_once() -> None:
+    law = LossLaw(
+        irreducible=1.0,
+        scale=9.0,
+        exponent=0.5,
+        critical_batch=math.inf,
+        methods={"a": 1.0},
+        sync_exponent=0.0,
+        annealing=2.0,
+    )
+    points = [
+        LossPoint(run=run, method="a", tokens=tokens, loss=2.0, batch=8.0, annealed=annealed)
+        for run, tokens, annealed in (("1", 100, False), ("1", 200, True), ("2", 400, True))
+    ]
+    assert [law.cost_of(point) for point in points] == [2.0, 1.0, 1.0]
+    assert tell(points).observe(points).weights.tolist() == [0.5, 0.5, 1.0]

@@ -278,3 +278,46 @@ def test_trainers_that_never_merge_need_a_run_of_their_own() -> None:
     fit.law.methods[method_of(found[0].recipe)] = 1.0
     fit.assumptions, fit.runs, fit.longest = (), None, None
     assert loss_target(found, fit, 2.0, 8).name == "a loss of 2"
+
+
+def test_more_islands_than_the_largest_batch_take_a_sample_each() -> None:
+    assert batch_of("diloco", 16, ("batch.maximum", "8")) == 16
+
+
+def test_what_does_not_fit_in_memory_is_no_candidate() -> None:
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    small, large = sorted(made(name, cluster).memory_bytes for name in ("ddp", "diloco"))
+    room = Cluster(**{**vars(cluster), "memory_gib": (small + large) / 2**31})
+    plan = make_plan(candidates(["ddp", "diloco"], ONE, room), WORKLOAD, room, target)
+    assert [one.memory_bytes for one in plan.predictions] == [small]
+
+
+def test_gradients_have_the_type_of_the_parameters() -> None:
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    half, whole = made("ddp", cluster, ("model.dtype", "bf16")), made("ddp", cluster)
+    assert half.bytes_sent == whole.bytes_sent / 2
+
+
+def test_a_merge_takes_the_time_of_its_bytes() -> None:
+    """Parameters, 4 MB, once around the ring of four: 6 MB; its outer step has no momentum."""
+    cluster = Cluster(islands=4, bandwidth="8mbit", samples_per_second={8: 16.0})
+    found = made("adloco", cluster, ("method.num_trainers", "2"))
+    merged = 1.5 * 4e6
+    assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + merged)
+    assert found.seconds == pytest.approx(found.inner_steps / 50 * found.round.total + merged / 1e6)
+
+
+def test_the_plug_in_form_holds_a_smaller_batch() -> None:
+    """A noise scale of 20 at eta = 0.5: 20 (4 - 1) samples, and without bias 20 x 4."""
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    for estimator, batch in (("plug-in", 60), ("unbiased", 80)):
+        settings = ("batch.eta", "0.5"), ("batch.estimator", estimator)
+        assert made("adloco", cluster, *settings, ("batch.maximum", "99")).batch == batch
+
+
+def test_a_batch_below_the_smallest_makes_no_progress_for_free() -> None:
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    found = candidates(["ddp"], ONE, cluster)
+    target = tokens_target(found, parameters=1e6, noise_scale=20.0)
+    assert target.tokens(found[0].recipe, 1.0) == found[0].recipe.run.tokens

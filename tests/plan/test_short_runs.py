@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,10 +73,9 @@ def test_the_losses_of_a_run_that_count(
         [run, changed(run, "lr", ("betas = [0.9, 0.95]", "betas = [0.9, 0.99]"))]
     )
     assert both.assumptions == ("What inner.betas change between runs counts as noise.",)
-    scales = [trainer["noise_scale"] for record in records for trainer in record["trainers"]]
-    assert cosine.noise_scale is not None
-    assert both.noise_scale == cosine.noise_scale
-    assert min(filter(None, scales)) <= cosine.noise_scale <= max(filter(None, scales))
+    half = [record for record in records if record["tokens"] >= 4096]
+    scales = [trainer["noise_scale"] for record in half for trainer in record["trainers"]]
+    assert cosine.noise_scale == both.noise_scale == statistics.median(filter(None, scales))
 
     late = changed(run, "late", ("total_tokens = 8192", "total_tokens = 24000"))
     with pytest.raises(ValueError, match="has no loss that counts.*train it to the end"):

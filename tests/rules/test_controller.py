@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from adloco.rules.batch_rules.norm_test import UNKNOWN, NormTest
-from adloco.rules.controller import BatchController, BatchGuards
+from adloco.rules.controller import NORM_FALL, NORM_NOISE, NORM_WANDER, BatchController, BatchGuards
+from adloco.rules.level import Level
 from adloco.rules.moments import GradientEstimate
 
 
@@ -152,3 +153,16 @@ def test_state_survives() -> None:
 def test_refusals(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchGuards(**settings)  # type: ignore[arg-type]
+
+
+def test_the_norm_falls_between_tests_and_is_kept() -> None:
+    test = replace(seen(4.0, 2.0), norm_spread=1.0, tests=4)
+    one, other = (BatchController(NormTest(), BatchGuards()) for _ in range(2))
+    norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
+    for samples in (8, 16):
+        one.update(test, samples)
+        norm = norm.later(math.log(2), wander=NORM_WANDER, fall=NORM_FALL)
+        norm = norm.seen(2.0, scale=2.0, spread=1.0, tests=4)
+    other.load_state_dict(one.state_dict())
+    assert other.estimate is not None
+    assert other.estimate.grad_norm_sq == pytest.approx(norm.value)

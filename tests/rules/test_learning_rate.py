@@ -48,3 +48,12 @@ def test_constant_and_coupling() -> None:
 def test_refusals(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(settings))}"):
         LearningRate(**settings)  # type: ignore[arg-type]
+
+
+def test_a_schedule_that_becomes_longer_keeps_its_warmup_and_has_not_begun_to_fall() -> None:
+    wsd = LearningRate(shape="wsd", total_tokens=1000, warmup_fraction=0.1, decay_fraction=0.2)
+    longer = wsd.lengthened(800, 2000)
+    assert (longer.total_tokens, longer.warmup_fraction) == (2000, 0.05)
+    assert wsd.lengthened(900, 1000) == wsd
+    with pytest.raises(ValueError, match="cannot be lengthened to 2,000 tokens"):
+        wsd.lengthened(801, 2000)

@@ -175,3 +175,26 @@ def test_the_beginning_of_a_run_is_forgotten(rounds: int, goal: float) -> None:
     assert statistics.fmean(close) > goal
     assert statistics.fmean(average_close) < goal
     assert 0.8 < statistics.median(ratios) < 1.25
+
+
+def test_a_merge_leaves_out_what_is_exactly_zero() -> None:
+    zero = UNSEEN.seen(0.0, scale=0.0, spread=0.0, tests=1)
+    known = Level(log_mean=1.0, log_variance=0.2, test_variance=0.1)
+    result = merged({0: zero, 1: known}, {0: 0.5, 1: 0.5}, added=1.0)
+    assert (result.log_mean, result.log_variance) == (1.0, pytest.approx(1.2))
+
+
+def test_a_mean_of_squares_is_a_kalman_filter_of_the_logarithm() -> None:
+    """Four tests with a relative variance of 0.5 each, whose spread is what was expected."""
+    own = math.log1p(0.5 / 4)
+    unseen = Level(log_mean=None, log_variance=0.0, test_variance=0.5)
+    first = unseen.seen_positive(2.0, spread=0.5 * 2.0**2, tests=4)
+    assert (first.log_mean, first.log_variance) == pytest.approx((math.log(2) + own / 2, own))
+    zero = unseen.seen_positive(0.0, spread=0.0, tests=1)
+    assert (zero.value, zero.seen_positive(2.0, spread=2.0, tests=4)) == (0.0, first)
+    second = first.later(1.0, wander=0.3).seen_positive(4.0, spread=0.5 * 4.0**2, tests=4)
+    prior, found = own + 0.3, math.log(4) + own / 2
+    expected = first.log_mean + prior / (prior + own) * (found - first.log_mean)
+    assert (second.log_mean, second.log_variance) == pytest.approx(
+        (expected, prior * own / (prior + own))
+    )

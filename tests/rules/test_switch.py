@@ -183,3 +183,8 @@ def test_balanced_is_exact(total: int) -> None:
 def test_refusals(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SwitchMode(**settings)  # type: ignore[arg-type]
+
+
+def test_the_lower_of_two_caps_holds() -> None:
+    capped = SwitchMode(max_micro_batch=8, pass_limit=4)
+    assert [capped.at_most(limit).pass_limit for limit in (0, 2, 6)] == [4, 2, 4]

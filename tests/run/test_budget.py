@@ -12,6 +12,7 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run.budget import Budget
+from adloco.run.changes import absolute_budgets
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from tests.problems import numbers_of
@@ -204,7 +205,7 @@ def test_a_schedule_needs_an_end(
 def test_a_wsd_run_stopped_before_its_decay_becomes_longer(
     small: list[str], tmp_path: Path
 ) -> None:
-    """The warm-up keeps its 512 tokens and the decay its fifth: of 8192 tokens, the last 1638."""
+    """The decay keeps its fifth: of 8192 tokens, the last 1638."""
     run = tmp_path / "run"
     wsd = ["--learning_rate.shape", "wsd", "--learning_rate.warmup_fraction", "0.125"]
     schedule = ["--learning_rate.total_tokens", "4096", "--learning_rate.final_fraction", "0"]
@@ -269,3 +270,10 @@ def test_a_run_in_use_is_refused_before_anything_is_changed(
     assert "is in use by another process" in capsys.readouterr().err
     assert [file.read_bytes() for file in files] == before
     records.close()  # type: ignore[attr-defined]
+
+
+def test_a_multiple_of_a_budget_is_rounded_up(tmp_path: Path) -> None:
+
+    (tmp_path / "recipe.toml").write_text("[run]\ntokens = 1001\n")
+    (tmp_path / "summary.json").write_text("{}")
+    assert absolute_budgets(tmp_path, [("run.tokens", "1.5x")]) == [("run.tokens", "1502")]

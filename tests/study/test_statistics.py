@@ -41,3 +41,15 @@ def test_a_crossing_is_on_the_line_between_points() -> None:
     assert first_crossing(x, y, 0.9) is None
     assert first_crossing(x, y, 4.5) is None, "it was there before anybody looked"
     assert first_crossing([1, 2, 3], [2.0, 1.0, 3.0], 1.5) == 1.5, "the first time counts"
+
+
+def test_the_interval_of_more_pairs_than_the_table_has() -> None:
+    """41 differences of 0 and 1 in turn: t = 2.021 for 40 degrees of freedom."""
+    values = {
+        "a": {seed: float(seed % 2) for seed in range(41)},
+        "b": dict.fromkeys(range(41), 0.0),
+    }
+    found = paired_difference("a", "b", values)
+    assert found is not None and found.half_width is not None
+    deviation = math.sqrt(20 * 21 / 41 / 40)
+    assert found.half_width == pytest.approx(2.021 * deviation / math.sqrt(41), rel=1e-3)

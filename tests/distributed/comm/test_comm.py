@@ -15,6 +15,7 @@ from adloco.distributed.comm.buckets import (
 )
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
+from adloco.distributed.comm.sync_stats import SumStats, SyncStats
 from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int8 import Int8
@@ -120,3 +121,12 @@ def test_broadcast_is_handed_over_once_if_anyone_needs_it() -> None:
     assert traffic.between == 0
     between.broadcast([torch.zeros(5)], source=0, receivers=[1, 2])
     assert traffic.between == 20
+
+
+def test_costs_of_syncs_add_up_but_for_the_fastest() -> None:
+    one, two = (SyncStats(num_bytes=8.0, peak_bytes_per_second=peak) for peak in (3.0, 2.0))
+    assert one + two == SyncStats(num_bytes=16.0, peak_bytes_per_second=3.0)
+    seen = SumStats([1.0], [1.0], [0.0], num_bytes=8.0, transfer_seconds=4.0, hidden_seconds=2.0)
+    (mine,) = seen.of_workers(ranks=2)
+    assert (mine.hidden_seconds, mine.transfer_seconds) == (1.0, 2.0)
+    assert (mine.num_bytes, mine.peak_bytes_per_second) == (8.0, 2.0)
