@@ -148,22 +148,27 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
 
 
-def test_captured_passes_on_a_gpu_compute_what_others_do(
+def test_passes_by_graphs_compute_what_others_do(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a GPU: nothing is compiled, and a graph calls its function again."""
     gpu = bench("gpu")
     monkeypatch.setattr(cuda_graphs, "Graph", Again)
     words = f"diloco {gpu.TINY} {gpu.batch(8, 4)} --method.workers_per_trainer 2 --run.device cpu"
-    sides = gpu.compiled_passes(f"{words} --run.precision fp32")
-    launched = {name: [tensor.tolist() for tensor in side()] for name, side in sides.items()}
-    losses, tested = launched["compiled"], launched["compiled, tested"]
+    launched, captured = (
+        [
+            [tensor.tolist() for tensor in step()]
+            for step in gpu.worker_passes(f"{words} --run.precision fp32", captures).values()
+            for _ in range(2)
+        ]
+        for captures in (False, True)
+    )
+    losses, _, tested, _ = launched
     assert len(losses) == 2
     assert tested[::2] == losses
     assert min(tested[1::2]) > 0
-    again = {name: [tensor.tolist() for tensor in side()] for name, side in sides.items()}
-    for found in (launched, again):
-        for name, numbers in found.items():
-            assert numbers == pytest.approx(tested if "tested" in name else losses, rel=1e-12)
+    for numbers, expected in zip(captured, launched, strict=True):
+        assert numbers == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -214,6 +214,7 @@ def test_the_files_and_rooms_that_pages_name_exist() -> None:
     assert missing == []
 
 
+@DESCRIBES_LAB
 def test_settings_named_for_those_who_come_from_the_script_exist() -> None:
     table = (ROOT / "docs/authors.md").read_text().splitlines()
     ours = [line.split("|")[3] for line in table if line.startswith("| `")]

@@ -290,7 +290,6 @@ def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: in
 
 
 def test_a_worker_that_starts_again_forgets_its_residuals() -> None:
-
     worker = make_run(wire=Int2()).workers[0]
     for residual in worker.replica.residuals:
         residual.fill_(1.0)

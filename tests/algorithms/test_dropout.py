@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
 def test_rate_scale_and_draws() -> None:
     ones = torch.ones(100_000)
     dropped = []
-    for stream, position in ((0, 0), (0, 0), (1, 0), (0, 1)):
+    for seed, stream, position in ((7, 0, 0), (7, 0, 0), (8, 0, 0), (7, 1, 0), (7, 0, 1)):
         torch.rand(stream + position + 1)  # Others' draws change nothing.
-        with own_dropout(7, stream, position, CPU):
+        with own_dropout(seed, stream, position, CPU):
             dropped.append(nn.functional.dropout(ones, 0.25))
     first, again, *others = dropped
     assert first.unique().tolist() == [0.0, pytest.approx(1 / 0.75)]

@@ -238,7 +238,6 @@ def test_what_is_left_out_is_counted(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_texts_held_out_otherwise_are_another_cache(tmp_path: Path) -> None:
-
     texts, folders = tmp_path / "texts.jsonl", set()
     texts.write_text("".join(f'{{"text": "{word}"}}\n' for word in ("same", "same", "same")))
     for held_out in (1, 2):

@@ -334,6 +334,5 @@ def test_one_that_has_joined_is_not_missed_by_a_member_that_is_late(
 
 
 def test_no_more_islands_than_there_is_work_for() -> None:
-
     assert choose([0, 1, 2, 3], [0, 1, 2, 3], [4, 5], size=2, most_islands=2) == [0, 1, 2, 3]
     assert choose([0, 1, 2, 3], [0, 2, 3], [4, 5], size=2, most_islands=2) == [2, 3, 0, 4]

@@ -8,7 +8,7 @@ import pytest
 
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import NORM_NOISE, BatchController, BatchGuards
-from adloco.rules.level import PAST_TESTS, VAGUE, Level, SlowMean, merged
+from adloco.rules.level import PAST_TESTS, VAGUE, Level, Share, merged
 from adloco.rules.moments import GradientEstimate
 
 UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
@@ -70,7 +70,7 @@ def test_a_measurement_far_below_is_found() -> None:
 
 @pytest.mark.parametrize("deviation", [0.05, 0.1, 0.3])
 def test_a_measurement_below_all_of_the_first_grid_by_a_plain_sum(deviation: float) -> None:
-    """Zero, where the level was known to be 1, so that the product has its weight between."""
+    """-0.02, where the level was known to be 1, so that the product has its weight between."""
     level = Level(log_mean=0.0, log_variance=deviation**2, test_variance=1e-6)
     fallen = level.seen(-0.02, scale=1.0, spread=0.01, tests=4)
     error = math.sqrt(fallen.test_variance / 4)
@@ -86,13 +86,26 @@ def test_a_measurement_below_all_of_the_first_grid_by_a_plain_sum(deviation: flo
     assert fallen.log_variance == pytest.approx(spread, rel=2e-3)
 
 
-def test_a_slow_mean_counts_tests_less_the_more_samples_came_after_them() -> None:
-    first = SlowMean().seen(6.0, tests=4, elapsed=0.0)
-    assert first == SlowMean(value=6.0, tests=4.0)
-    # Samples double: four tests count as two beside one, (2 x 6 + 1 x -3) / 3.
-    second = first.seen(-3.0, tests=1, elapsed=math.log(2))
-    assert (second.value, second.tests) == (pytest.approx(3.0), pytest.approx(3.0))
-    assert first.seen(math.nan, tests=1, elapsed=1.0) == first
+def test_a_share_is_a_mean_whose_tests_age() -> None:
+    first = Share().seen(0.6, spread=0.04, tests=4, trust=1.0, elapsed=0.0)
+    assert (first.value, first.noise, first.tests) == (0.6, 0.04, 4)
+    # Samples double: four tests count as two, beside two that count as a half each.
+    second = first.seen(-0.3, spread=0.1, tests=2, trust=0.5, elapsed=math.log(2))
+    assert (second.value, second.tests) == (pytest.approx(0.3), pytest.approx(3.0))
+    assert second.noise == pytest.approx((2 * 0.04 + 1 * 0.5 * 0.1) / 3)
+    for nothing in ({"value": math.nan, "trust": 1.0}, {"value": 9.0, "trust": 0.0}):
+        aged = first.seen(spread=0.1, tests=2, elapsed=math.log(2), **nothing)
+        assert (aged.mean, aged.noise, aged.tests) == (0.6, 0.04, pytest.approx(2))
+
+
+def test_a_share_that_cannot_be_told_from_zero_is_its_standard_error() -> None:
+    assert Share().value == 0
+    unknown = Share().seen(-0.2, spread=0.16, tests=4, trust=1.0, elapsed=0.0)
+    assert unknown.value == pytest.approx(0.4 / 2)
+    # A test by itself has no spread, so the first one is not told from zero either.
+    alone = Share().seen(-0.2, spread=0.0, tests=1, trust=1.0, elapsed=0.0)
+    assert alone.value == pytest.approx(0.2)
+    assert Share().seen(7.0, spread=0.1, tests=4, trust=1.0, elapsed=0.0).value == 1
 
 
 def test_the_noise_of_a_test_follows_the_spread() -> None:

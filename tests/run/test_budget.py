@@ -273,7 +273,6 @@ def test_a_run_in_use_is_refused_before_anything_is_changed(
 
 
 def test_a_multiple_of_a_budget_is_rounded_up(tmp_path: Path) -> None:
-
     (tmp_path / "recipe.toml").write_text("[run]\ntokens = 1001\n")
     (tmp_path / "summary.json").write_text("{}")
     assert absolute_budgets(tmp_path, [("run.tokens", "1.5x")]) == [("run.tokens", "1502")]

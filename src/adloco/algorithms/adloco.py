@@ -55,7 +55,7 @@ class AdLoCo:
         merging: Which trainers merge, and what happens to what they own; None: none merge.
         learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
         execution: Mixed precision, compilation and the seed; None: the defaults.
-        options: What acts in the rounds besides, such as `Gate` and `Spikes`.
+        options: What acts in the rounds besides, such as `Gate`.
         placement: Where the workers live, from `place`; None: in this process.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 
 from adloco.errors import require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
-from adloco.rules.level import Level, SlowMean, merged
+from adloco.rules.level import Level, Share, merged
 from adloco.rules.moments import GradientEstimate
 from adloco.setting import setting
 
@@ -111,7 +111,7 @@ class BatchController:
         self._samples = 0
         self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
-        self._along = SlowMean()
+        self._along = Share()
         """The share of the noise that lies along the gradient, Var<g_i, G> / (S |G|^2)."""
 
     def update(
@@ -157,7 +157,7 @@ class BatchController:
             grad_variance=variance,
             grad_norm_sq=norm_sq,
             plugin_norm_sq=last.plugin_norm_sq * scale,
-            inner_variance=min(max(self._along.value, 0.0), 1.0) * variance * norm_sq,
+            inner_variance=self._along.value * variance * norm_sq,
             plugin_inner_variance=last.plugin_inner_variance * scale**2,
             norm_factor=self._norm.factor,
             variance_factor=self._variance.factor,
@@ -177,10 +177,11 @@ class BatchController:
         for name in ("_variance", "_norm"):
             levels = {key: getattr(each, name) for key, each in tested.items()}
             setattr(self, name, merged(levels, weights, MERGE_WANDER))
-        along = SlowMean()
-        for key, each in tested.items():
-            along = along.seen(each._along.value, tests=weights[key] * each._along.tests, elapsed=0)
-        self._along = along
+        total = sum(weights[key] for key in tested)
+        parts = [(weights[key] / total, asdict(each._along)) for key, each in tested.items()]
+        self._along = Share(
+            **{name: sum(part * own[name] for part, own in parts) for name in parts[0][1]}
+        )
 
     def _follow(self, measured: GradientEstimate, samples: int) -> None:
         elapsed = math.log(samples / self._samples) if samples > self._samples > 0 else 0.0
@@ -192,12 +193,15 @@ class BatchController:
         self._norm = self._norm.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
             measured.grad_norm_sq, scale=mean_sq, spread=measured.norm_spread, tests=tests
         )
-        whole = self._variance.value * self._norm.value
-        if whole > 0 and mean_sq > 0:
-            # Noise of the mean gradient makes the errors of a share larger by the root of this.
-            trust = min(1.0, self._norm.value / mean_sq) ** 2
-            share = measured.inner_variance / whole
-            self._along = self._along.seen(share, tests=tests * trust, elapsed=elapsed)
+        # The noise of the mean gradient makes errors of a share larger by the root of 1 / trust.
+        level, whole = self._norm.value, self._variance.value * self._norm.value
+        self._along = self._along.seen(
+            measured.inner_variance / whole if whole > 0 else math.nan,
+            spread=measured.inner_spread / whole**2 if whole > 0 else math.nan,
+            tests=tests,
+            trust=min(1.0, level / mean_sq) ** 2 if mean_sq > 0 else 0.0,
+            elapsed=elapsed,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -216,4 +220,4 @@ class BatchController:
         self.measured = GradientEstimate(**measured) if measured else None
         self._variance = Level(**state["variance"])
         self._norm = Level(**state["norm"])
-        self._along = SlowMean(**state["along"])
+        self._along = Share(**state["along"])

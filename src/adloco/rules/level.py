@@ -14,7 +14,7 @@ is measured: the spread of the tests of a round.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VAGUE = 9.0
 """Variance of the logarithm before the first test: a factor of 20 up or down."""
@@ -142,24 +142,47 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowMean:
-    """Mean over the tests so far of a ratio that hardly changes; a test counts the less the more
-    samples came after it.
+class Share:
+    """Estimate of a part of a whole, from 0 to 1, that hardly changes: a mean of tests, of which
+    each counts the less the more samples came after it.
     """
 
-    value: float = 0.0
+    mean: float = 0.0
+    """Mean of what the tests measured, which may be negative."""
+    noise: float = 0.0
+    """Variance of a test that counts as one."""
     tests: float = 0.0
-    """Tests that it counts as."""
+    """Tests that the mean is worth."""
 
-    def seen(self, value: float, *, tests: float, elapsed: float) -> "SlowMean":
-        """The mean with the tests of a round; `elapsed` as for `Level.later`.
+    @property
+    def value(self) -> float:
+        """The share. One that cannot be told from zero counts as its standard error."""
+        error = math.sqrt(self.noise / self.tests) if self.tests > 0 else 0.0
+        return min(max(self.mean, error), 1.0)
 
-        A value that is not finite changes nothing.
+    def seen(
+        self, value: float, *, spread: float, tests: float, trust: float, elapsed: float
+    ) -> "Share":
+        """The share after the tests of a round.
+
+        A value that is not finite changes nothing but the age of what was known.
+
+        Args:
+            value, spread, tests: As for `Level.seen`.
+            trust: What one of them counts as, at most 1.
+            elapsed: As for `Level.later`.
         """
-        if not math.isfinite(value) or tests == 0:
-            return self
-        count = self.tests * math.exp(-elapsed) + tests
-        return SlowMean(value=self.value + (value - self.value) * tests / count, tests=count)
+        known = self.tests * math.exp(-elapsed)
+        if not math.isfinite(value + spread) or trust == 0:
+            return replace(self, tests=known)
+        if tests == 1:  # What it differs by from what was known.
+            spread = (value - self.mean) ** 2
+        gain = tests * trust / (known + tests * trust)
+        return Share(
+            mean=self.mean + gain * (value - self.mean),
+            noise=self.noise + gain * (trust * spread - self.noise),
+            tests=known + tests * trust,
+        )
 
 
 def merged(levels: Mapping[int, Level], weights: Mapping[int, float], added: float) -> Level:

@@ -44,6 +44,8 @@ class Moments:
     """Sum of dof V^, with V^ an estimate of Var<g_i, G>, the variance over samples of the inner
     product with the true gradient G. Zero unless an inner-product test measures it.
     """
+    inner_squares: float = 0.0
+    """Sum of dof (V^)^2."""
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments.from_numbers(
@@ -94,6 +96,7 @@ def group_moments(
         scatter=dof * variance,
         scatter_squares=dof * variance**2,
         inner_scatter=dof * inner_variance,
+        inner_squares=dof * inner_variance**2,
     )
 
 
@@ -119,6 +122,8 @@ class GradientEstimate:
     """Variance of the tests' S^ around their mean; 0 with one test."""
     norm_spread: float = 0.0
     """Variance of their estimates of |G|^2."""
+    inner_spread: float = 0.0
+    """Variance of their estimates of Var<g_i, G>."""
     norm_factor: float = 1.0
     """|G|^2 is known to within this factor, one standard deviation up or down. A
     `BatchController`'s estimate has it, a single round's has 1."""
@@ -168,4 +173,5 @@ def estimate(moments: Moments) -> GradientEstimate | None:
         tests=moments.tests,
         variance_spread=spread(moments.scatter_squares / moments.dof, grad_variance),
         norm_spread=spread(moments.norm_sq_squares / moments.weight, norm_sq),
+        inner_spread=spread(moments.inner_squares / moments.dof, inner_variance),
     )

@@ -29,37 +29,61 @@ def estimate_of(variance: float, norm_sq: float, inner: float) -> GradientEstima
     )
 
 
-def drawn(samples: int, groups: int, gradient: np.ndarray, draws: np.random.Generator) -> Moments:
-    """Statistics of four tests of Gaussian gradients whose covariance is the identity over d."""
-    dims = len(gradient)
-    moments = Moments()
+def drawn(samples: int, gradient: np.ndarray, draws: np.random.Generator) -> Moments:
+    """Statistics of four tests of Gaussian gradients with S = 1, alike in all d directions."""
+    dims, moments = len(gradient), Moments()
     for _ in range(4):
-        noise = draws.standard_normal((groups, dims)) * math.sqrt(groups / samples / dims)
-        means = gradient + noise
+        means = gradient + draws.standard_normal((4, dims)) * math.sqrt(4 / samples / dims)
         mean, even = means.mean(0), means[::2].mean(0)
-        sizes, norms = [samples // groups] * groups, (means**2).sum(1).tolist()
+        sizes, norms = [samples // 4] * 4, (means**2).sum(1).tolist()
         inner = unbiased(sizes, norms, (means @ mean).tolist(), (means @ even).tolist())
         moments += group_moments(sizes, norms, float(mean @ mean), inner)
     return moments
 
 
-@pytest.mark.parametrize(("dims", "samples"), [(20, 16), (200, 64), (2000, 64)])
-def test_the_variance_along_the_gradient_is_found_whatever_its_share_of_all(
-    dims: int, samples: int
-) -> None:
-    """S = 1 and |G|^2 = 10, so Var<g_i, G> is 10 / d: medians over 20 runs of 8 rounds."""
-    found = []
+def courses(
+    dims: int, norm_sq: float, rule: InnerProductTest, rounds: int, batch: int
+) -> list[list[tuple[int, float]]]:
+    """For each round of ten steps the requests of 20 runs, each with Var<g_i, G> as a part of the
+    true one. batch: That of the tests; 0: what was requested, at least 4.
+    """
+    found: list[list[tuple[int, float]]] = [[] for _ in range(rounds)]
     for seed in range(20):
-        draws = np.random.default_rng(seed)
+        draws, seen = np.random.default_rng(seed), 0
         gradient = draws.standard_normal(dims)
-        gradient *= math.sqrt(10) / np.linalg.norm(gradient)
-        controller = BatchController(InnerProductTest(), BatchGuards())
-        for round in range(1, 9):
-            controller.update(estimate(drawn(samples, 4, gradient, draws)), 1000 * round)
-            found += [(round, controller.estimate.inner_variance * dims / 10)]
-    for round in (1, 2, 4, 8):
-        middle = statistics.median(ratio for own, ratio in found if own == round)
-        assert middle == pytest.approx(1.0, abs=0.35 if round == 1 else 0.25)
+        gradient *= math.sqrt(norm_sq) / np.linalg.norm(gradient)
+        controller = BatchController(rule, BatchGuards())
+        for round in found:
+            samples = batch or max(4, controller.requested_batch // 4 * 4)
+            seen += 10 * samples
+            controller.update(estimate(drawn(samples, gradient, draws)), seen)
+            assert controller.estimate is not None
+            part = controller.estimate.inner_variance * dims / norm_sq
+            round.append((controller.requested_batch, part))
+    return found
+
+
+@pytest.mark.parametrize(("dims", "batch"), [(20, 16), (200, 64), (2000, 64)])
+def test_the_variance_along_a_gradient_that_is_known(dims: int, batch: int) -> None:
+    """|G|^2 is 10 S, and Var<g_i, G> from a twentieth to a two thousandth of the whole."""
+    rounds = courses(dims, 10.0, InnerProductTest(), 8, batch)
+    middle = [statistics.median(part for _, part in round) for round in rounds]
+    assert middle[0] == pytest.approx(1.0, abs=0.35)
+    assert middle[1:] == pytest.approx([1.0] * 7, abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("dims", "norm_sq", "theta", "ideal"),
+    [(20, 0.5, 0.2, 2.5), (200, 0.02, 0.1, 25), (2000, 0.002, 0.05, 100)],
+)
+def test_a_batch_that_follows_its_own_request(
+    dims: int, norm_sq: float, theta: float, ideal: float
+) -> None:
+    """At the batches of the last two noise dominates, whose tests say little by themselves."""
+    rounds = courses(dims, norm_sq, InnerProductTest(theta=theta), 30, batch=0)
+    late = [request for round in rounds[15:] for request, _ in round]
+    assert ideal / 1.6 < statistics.median(late) < 1.6 * ideal
+    assert late.count(1) < 0.05 * len(late)
 
 
 @pytest.mark.parametrize(
@@ -97,20 +121,23 @@ def share_along(controller: BatchController) -> float:
 def test_tests_in_which_noise_dominates_say_little_of_the_share() -> None:
     """The mean gradient's square is 100 times |G|^2: such a test counts about 1/10,000."""
     controller = BatchController(InnerProductTest(), BatchGuards())
+    known = replace(estimate_of(2.0, 3.0, 0.6), tests=4, inner_spread=0.01)
     for _ in range(4):
-        controller.update(estimate_of(2.0, 3.0, 0.6), 100)
+        controller.update(known, 100)
     before = share_along(controller)
-    controller.update(replace(estimate_of(2.0, 3.0, 600.0), plugin_norm_sq=300.0), 100)
+    noisy = replace(known, plugin_norm_sq=300.0, inner_variance=600.0, inner_spread=1e6)
+    controller.update(noisy, 100)
     assert before < share_along(controller) < 2 * before
 
 
 def test_a_merge_pools_the_shares_along_the_gradient() -> None:
     pair = {key: BatchController(InnerProductTest(), BatchGuards()) for key in (0, 1)}
     for key, inner in ((0, 0.6), (1, 2.4)):
-        pair[key].update(estimate_of(2.0, 3.0, inner), 100)
+        pair[key].update(replace(estimate_of(2.0, 3.0, inner), tests=4), 100)
     one, other = (share_along(each) for each in pair.values())
     assert other == pytest.approx(4 * one)
-    pair[0].merge(pair, {0: 0.2, 1: 0.8})
+    untested = BatchController(InnerProductTest(), BatchGuards())
+    pair[0].merge(pair | {2: untested}, {0: 0.1, 1: 0.4, 2: 0.5})
     assert share_along(pair[0]) == pytest.approx(0.2 * one + 0.8 * other)
 
 
