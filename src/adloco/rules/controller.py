@@ -197,7 +197,7 @@ class BatchController:
         level, whole = self._norm.value, self._variance.value * self._norm.value
         self._along = self._along.seen(
             measured.inner_variance / whole if whole > 0 else math.nan,
-            spread=measured.inner_spread / whole**2 if whole > 0 else math.nan,
+            spread=measured.inner_spread / whole / whole if whole > 0 else math.nan,
             tests=tests,
             trust=min(1.0, level / mean_sq) ** 2 if mean_sq > 0 else 0.0,
             elapsed=elapsed,
