@@ -12,9 +12,10 @@ others. All sizes have as many tokens in a step: 1,024 in ddp and ddp-outer, 2,0
 The learning rate, the outer rate and the momentum are tuned together, on seed 1000 (the rows whose
 stage is trial), at the smallest size, for each method and number of workers, at 5 and at 20 tokens
 a parameter. Longer runs take the settings of 20, and were repeated with lower rates at the smallest
-size: 1.1e-2 after 80, and 5.6e-3 to 1.1e-2 (ddp: 5.6e-3) after 300. Tried are all pairs of METHODS'
-rates and outer settings, and then the neighbours of the best pair in RATES and in OUTER, until none
-is better.
+size: 1.1e-2 after 80, and 5.6e-3 to 1.1e-2 (ddp: 5.6e-3) after 300; on seed 0 those of 0.28M
+after 80 (7.33e-3) and of 0.87M after 20 (5.6e-3 and 4e-3, ddp 2.8e-3), too. Tried are all pairs
+of METHODS' rates and outer settings, and then the neighbours of the best pair in RATES and in
+OUTER, until none is better.
 At another size the learning rate is divided by how much wider the model is, because Muon's steps
 have the root mean square of AdamW's at any width; nothing else changes. Where final runs have been
 repeated with other rates, the lowest loss counts, of ddp too. Final runs have seed 0, and seeds 1

@@ -8,7 +8,7 @@ import pytest
 
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import NORM_NOISE, BatchController, BatchGuards
-from adloco.rules.level import PAST_TESTS, VAGUE, Level, Share, merged
+from adloco.rules.level import PAST_TESTS, VAGUE, Level, Proportion, merged
 from adloco.rules.moments import GradientEstimate
 
 UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
@@ -87,7 +87,7 @@ def test_a_measurement_below_all_of_the_first_grid_by_a_plain_sum(deviation: flo
 
 
 def test_a_share_is_a_mean_whose_tests_age() -> None:
-    first = Share().seen(0.6, spread=0.04, tests=4, trust=1.0, elapsed=0.0)
+    first = Proportion().seen(0.6, spread=0.04, tests=4, trust=1.0, elapsed=0.0)
     assert (first.value, first.noise, first.tests) == (0.6, 0.04, 4)
     # Samples double: four tests count as two, beside two that count as a half each.
     second = first.seen(-0.3, spread=0.1, tests=2, trust=0.5, elapsed=math.log(2))
@@ -99,13 +99,13 @@ def test_a_share_is_a_mean_whose_tests_age() -> None:
 
 
 def test_a_share_that_cannot_be_told_from_zero_is_its_standard_error() -> None:
-    assert Share().value == 0
-    unknown = Share().seen(-0.2, spread=0.16, tests=4, trust=1.0, elapsed=0.0)
+    assert Proportion().value == 0
+    unknown = Proportion().seen(-0.2, spread=0.16, tests=4, trust=1.0, elapsed=0.0)
     assert unknown.value == pytest.approx(0.4 / 2)
     # A test by itself has no spread, so the first one is not told from zero either.
-    alone = Share().seen(-0.2, spread=0.0, tests=1, trust=1.0, elapsed=0.0)
+    alone = Proportion().seen(-0.2, spread=0.0, tests=1, trust=1.0, elapsed=0.0)
     assert alone.value == pytest.approx(0.2)
-    assert Share().seen(7.0, spread=0.1, tests=4, trust=1.0, elapsed=0.0).value == 1
+    assert Proportion().seen(7.0, spread=0.1, tests=4, trust=1.0, elapsed=0.0).value == 1
 
 
 def test_the_noise_of_a_test_follows_the_spread() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from adloco.errors import require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
-from adloco.rules.level import Level, Share, merged
+from adloco.rules.level import Level, Proportion, merged, pooled
 from adloco.rules.moments import GradientEstimate
 from adloco.setting import setting
 
@@ -111,7 +111,7 @@ class BatchController:
         self._samples = 0
         self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
-        self._along = Share()
+        self._along = Proportion()
         """The share of the noise that lies along the gradient, Var<g_i, G> / (S |G|^2)."""
 
     def update(
@@ -177,11 +177,7 @@ class BatchController:
         for name in ("_variance", "_norm"):
             levels = {key: getattr(each, name) for key, each in tested.items()}
             setattr(self, name, merged(levels, weights, MERGE_WANDER))
-        total = sum(weights[key] for key in tested)
-        parts = [(weights[key] / total, asdict(each._along)) for key, each in tested.items()]
-        self._along = Share(
-            **{name: sum(part * own[name] for part, own in parts) for name in parts[0][1]}
-        )
+        self._along = pooled({key: each._along for key, each in tested.items()}, weights)
 
     def _follow(self, measured: GradientEstimate, samples: int) -> None:
         elapsed = math.log(samples / self._samples) if samples > self._samples > 0 else 0.0
@@ -220,4 +216,4 @@ class BatchController:
         self.measured = GradientEstimate(**measured) if measured else None
         self._variance = Level(**state["variance"])
         self._norm = Level(**state["norm"])
-        self._along = Share(**state["along"])
+        self._along = Proportion(**state["along"])

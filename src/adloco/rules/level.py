@@ -142,7 +142,7 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class Proportion:
     """Estimate of a part of a whole, from 0 to 1, that hardly changes: a mean of tests, of which
     each counts the less the more samples came after it.
     """
@@ -156,14 +156,14 @@ class Share:
 
     @property
     def value(self) -> float:
-        """The share. One that cannot be told from zero counts as its standard error."""
+        """The estimate. One that cannot be told from zero counts as its standard error."""
         error = math.sqrt(self.noise / self.tests) if self.tests > 0 else 0.0
         return min(max(self.mean, error), 1.0)
 
     def seen(
         self, value: float, *, spread: float, tests: float, trust: float, elapsed: float
-    ) -> "Share":
-        """The share after the tests of a round.
+    ) -> "Proportion":
+        """The estimate after the tests of a round.
 
         A value that is not finite changes nothing but the age of what was known.
 
@@ -178,11 +178,22 @@ class Share:
         if tests == 1:  # What it differs by from what was known.
             spread = (value - self.mean) ** 2
         gain = tests * trust / (known + tests * trust)
-        return Share(
+        return Proportion(
             mean=self.mean + gain * (value - self.mean),
             noise=self.noise + gain * (trust * spread - self.noise),
             tests=known + tests * trust,
         )
+
+
+def pooled(parts: Mapping[int, Proportion], weights: Mapping[int, float]) -> Proportion:
+    """The weighted mean of what trainers know, by trainer id."""
+    total = sum(weights[key] for key in parts)
+    shares = [(weights[key] / total, part) for key, part in parts.items()]
+    return Proportion(
+        mean=sum(share * part.mean for share, part in shares),
+        noise=sum(share * part.noise for share, part in shares),
+        tests=sum(share * part.tests for share, part in shares),
+    )
 
 
 def merged(levels: Mapping[int, Level], weights: Mapping[int, float], added: float) -> Level:
