@@ -22,9 +22,8 @@ import sysconfig
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,10 @@ from bench_ranks import wire_formats
 from common import run_script, script_parser
 from torch import Tensor
 
-from adloco.algorithms.cuda_graphs import CapturedPasses
 from adloco.algorithms.muon_step import Muon
-from adloco.algorithms.worker import Worker
 from adloco.cli.main import main as adloco_main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.distributed.device import autocast, new_stream, on_stream, to_device
 from adloco.errors import require
 from adloco.run.records import Records
 from adloco.run.start import build_algorithm, open_recipe, place_workers, prepare_run
@@ -122,11 +118,15 @@ def norm_test(size: str) -> dict[str, str]:
 
 
 def instances(size: str, samples: int, context: int) -> dict[str, str]:
-    """Four trainers on one device with small batches, at once and one after another."""
+    """Four trainers on one device with small batches: at once, one after another, compiled."""
     words = f"adloco {SIZES[size]} --data.context_tokens {context} {MUON} {STEPS}"
     words += " --method.num_trainers 4 --method.sync_every 10 --merge.policy none"
-    words += f" {batch(samples, samples)} {same(samples)} --run.compile false"
-    return {"at once": f"{words} --run.threads 4", "in turn": f"{words} --run.threads 1"}
+    words += f" {batch(samples, samples)} {same(samples)}"
+    return {
+        "at once": f"{words} --run.compile false --run.threads 4",
+        "in turn": f"{words} --run.compile false --run.threads 1",
+        "compiled": f"{words} --run.compile true",
+    }
 
 
 def python_sources() -> Iterator[str]:
@@ -371,75 +371,10 @@ def passes(words: str, samples: int, device: torch.device) -> dict[str, Callable
     }
 
 
-def captured() -> dict[str, Result]:
-    """Passes of two workers with compiled models, and as graphs besides, in a step and in a test
-    step. A run captures no compiled passes: these say whether it should.
-    """
-    found: dict[str, Result] = {}
-    for size, samples in (("30M", 4), ("124M", 8), ("124M", 32)):
-        words = f"diloco {SIZES[size]} {LONG} {MUON} --method.workers_per_trainer 2 "
-        words += f"{batch(2 * samples, samples)} --run.compile true"
-        for side in ("compiled", "captured"):
-            ended, said = in_child(print_passes, (words, side == "captured"), STAGE_SECONDS / 6)
-            milliseconds = {} if "failure" in ended else json.loads(said[-1])
-            found[f"{size}, {samples} samples, {side}"] = {"words": words} | ended | milliseconds
-    return found
-
-
-def print_passes(given: tuple[str, bool]) -> None:
-    """Print how long the passes of these words take, as JSON; a capture that fails is an error."""
-    warnings.filterwarnings("error", ".* are launched kernel by kernel")
-    found = times(worker_passes(*given))
-    print(json.dumps({name: each["milliseconds"] for name, each in found.items()}))
-
-
-def worker_passes(words: str, captures: bool) -> dict[str, Callable[[], Sequence[Tensor]]]:
-    """A pass of each worker, as in a step and in a test step, perhaps as graphs."""
-    recipe = recipe_of(words)
-    parts = prepare_run(recipe, place_workers(recipe))
-    workers = [*build_algorithm(parts).workers.values()]
-    problem = parts.problem(parts.train_source())
-    batches = [problem.data.read(each.id, 0, recipe.switch.max_micro_batch) for each in workers]
-    loss_fn = (workers[0].engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
-    device = parts.placement.device
-    graphs = [CapturedPasses(each.replica.params) for each in workers]
-    streams = [new_stream(device) for _ in workers]  # The default one captures nothing.
-
-    def side(tests: bool) -> Callable[[], Sequence[Tensor]]:
-        def passes() -> Sequence[Tensor]:
-            """The losses and squared norms."""
-            numbers = []
-            for worker, own, stream, batch in zip(workers, graphs, streams, batches, strict=True):
-
-                def compute(
-                    batch: Tensor, share: Tensor | float, worker: Worker = worker
-                ) -> Tensor:
-                    with autocast(device, parts.precision):
-                        loss: Tensor = loss_fn(worker.engine.forward, batch) * share
-                    loss.backward()
-                    return loss.detach()
-
-                incoming = worker.engine.incoming() if tests else nullcontext()
-                with on_stream(stream), incoming as sums:
-                    if captures:
-                        numbers.append(own.run(compute, batch, 1.0, sums))
-                    else:
-                        numbers.append(compute(to_device(batch, device), 1.0))
-                    numbers += [sums.take()] if sums else []
-                    for parameter in worker.replica.params:
-                        parameter.grad = None
-            return numbers
-
-        return passes
-
-    return {"milliseconds": side(tests=False), "milliseconds of a test step": side(tests=True)}
-
-
 MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
-    "captured": captured,
     "stacked": stacked,
     **{f"largest-{size}": partial(largest, size) for size in LARGE},
 }

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from adloco.algorithms import cuda_graphs
-from tests.algorithms.test_cuda_graphs import Again
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -146,29 +143,6 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         step()
         moved = zip(before, small, strict=True)
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
-
-
-def test_passes_by_graphs_compute_what_others_do(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a GPU: nothing is compiled, and a graph calls its function again."""
-    gpu = bench("gpu")
-    monkeypatch.setattr(cuda_graphs, "Graph", Again)
-    words = f"diloco {gpu.TINY} {gpu.batch(8, 4)} --method.workers_per_trainer 2 --run.device cpu"
-    launched, captured = (
-        [
-            [tensor.tolist() for tensor in step()]
-            for step in gpu.worker_passes(f"{words} --run.precision fp32", captures).values()
-            for _ in range(2)
-        ]
-        for captures in (False, True)
-    )
-    losses, _, tested, _ = launched
-    assert len(losses) == 2
-    assert tested[::2] == losses
-    assert min(tested[1::2]) > 0
-    for numbers, expected in zip(captured, launched, strict=True):
-        assert numbers == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -31,9 +31,11 @@ class Again:
     """A graph without a GPU."""
 
     captures = 0
+    pools: ClassVar[list[Any]] = []
 
     def __init__(self, function: Callable[[], Any], pool: Any) -> None:
         Again.captures += 1
+        Again.pools.append(pool)
         self._function = function
         self.results: Any = None
 
@@ -45,7 +47,9 @@ class Again:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Again]:
     monkeypatch.setattr(cuda_graphs, "Graph", Again)
     monkeypatch.setattr(worker, "has_graphs", lambda device: True)
+    monkeypatch.setattr(worker, "new_lane", lambda device: cuda_graphs.Lane(None, object()))
     monkeypatch.setattr(Again, "captures", 0)
+    monkeypatch.setattr(Again, "pools", [])
     return Again
 
 
@@ -195,13 +199,16 @@ def test_a_model_whose_passes_are_too_large_trains_as_without_graphs(
     assert params_of(large).equal(params_of(plain))
 
 
-def test_passes_that_are_compiled_are_not_captured(
-    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("compile", [False, True])
+def test_workers_that_take_turns_keep_their_activations_together(
+    compile: bool, graphs: type[Again], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    run = language(compile=True)
-    assert next(iter(run.rounds(1))).train_loss > 0
-    assert Again.captures == 0
+    captured, plain = language(compile=compile), language(replayable=False)
+    for one, other in zip(captured.rounds(3), plain.rounds(3), strict=True):
+        same(one, other, rel=1e-6)
+    assert graphs.captures > 2 * len(captured.workers)
+    assert len(set(map(id, graphs.pools))) == (1 if compile else len(captured.workers))
 
 
 def test_an_optimizer_of_another_kind_is_not_captured() -> None:
@@ -231,11 +238,14 @@ def test_memory_that_runs_out_in_a_capture_halves_the_micro_batch(
 
 
 def test_only_small_passes_are_captured() -> None:
-    passes = cuda_graphs.CapturedPasses([torch.zeros(1000, 1000)])
-    most = math.floor(cuda_graphs.LARGEST_WORK / 1e6)
-    assert passes.fit(min(most, cuda_graphs.MOST_ELEMENTS))
-    assert not passes.fit(cuda_graphs.MOST_ELEMENTS + 1)
-    large = cuda_graphs.CapturedPasses([torch.empty(10**5, 10**4, device="meta")])
+    def passes(size: int, *, compiled: bool = False) -> cuda_graphs.CapturedPasses:
+        parameters = [torch.empty(size, device="meta")]
+        return cuda_graphs.CapturedPasses(parameters, None, compiled=compiled)
+
+    small, large, compiled = passes(10**6), passes(10**9), passes(10**8, compiled=True)
+    assert small.fit(2**14) and not small.fit(2**14 + 1)
     assert large.fit(200, shared=True)
     assert large.fit(500) and not large.fit(500, shared=True)
     assert not large.fit(501)
+    assert compiled.fit(50_000) and not compiled.fit(50_001)
+    assert not compiled.fit(1, shared=True)

@@ -8,7 +8,7 @@ import torch
 
 from adloco.algorithms import cuda_graphs, worker
 from adloco.cli.main import main
-from adloco.distributed.device import read_later
+from adloco.distributed.device import on_stream, read_later
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
@@ -107,9 +107,38 @@ def test_workers_that_compute_at_once_have_the_numbers_of_workers_in_turn(
 
 
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor|.*Online softmax is disabled")
-def test_compiled_trainers_of_small_micro_batches_train(small: list[str], tmp_path: Path) -> None:
+def test_compiled_passes_that_are_captured_are_those_without(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [*small, "--run.device", "cuda", "--method.num_trainers", "4", "--run.compile", "true"]
-    assert main(["train", "adloco", *with_folder(words, tmp_path / "run")]) == 0
+    assert main(["train", "adloco", *with_folder(words, tmp_path / "captured")]) == 0
+    monkeypatch.setattr(worker, "has_graphs", lambda device: False)
+    assert main(["train", "adloco", *with_folder(words, tmp_path / "plain")]) == 0
+    ours, truth = numbers(tmp_path / "captured"), numbers(tmp_path / "plain")
+    for line, expected in itertools.zip_longest(ours, truth):
+        assert line["tokens"] == expected["tokens"]
+        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+
+
+def test_memory_of_graphs_that_are_gone_takes_others() -> None:
+    parameter = torch.ones(100, 100, device="cuda", requires_grad=True)
+    lane = cuda_graphs.new_lane(parameter.device)
+    passes = cuda_graphs.CapturedPasses([parameter], lane.pool, compiled=False)
+
+    def compute(batch: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
+        loss = (batch @ parameter).sum() * share
+        loss.backward()
+        return loss.detach()
+
+    with on_stream(lane.stream):
+        for _ in range(3):
+            loss = passes.run(compute, torch.ones(7, 100), 0.5, None)
+            passes.forget()
+            assert not passes.attached
+            assert loss.item() == 0.5 * 7 * 100 * 100
+            assert parameter.grad is not None
+            assert parameter.grad.eq(3.5).all()
+            parameter.grad = None
 
 
 def test_two_ranks_that_share_a_gpu_have_the_numbers_of_one_process(

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
-from adloco.distributed.device import pinned, to_device
+from adloco.distributed.device import new_stream, pinned, to_device
 from adloco.distributed.parallel.gradient_norms import GradientSums
 
 Pass = Callable[[Tensor, Tensor | float], Tensor]
@@ -27,11 +27,14 @@ the backward pass."""
 LARGEST_WORK = 5e11
 """Parameters times elements of a micro-batch, up to which a pass is captured: about there its
 kernels take longer than their launches."""
+LARGEST_COMPILED_WORK = 5e12
+"""The same of a compiled pass, whose calls take the host longer and whose kernels are faster."""
 SHARED_WORK = 2e11
 """Parameters times elements, up to which a GPU is faster if it computes the passes of several
 workers at once, not one after another."""
 MOST_ELEMENTS = 2**14
-"""Most elements of such a micro-batch, because each worker keeps the activations of its graphs."""
+"""Most elements of a micro-batch whose pass is captured and not compiled, because each worker
+keeps the activations of its graphs. Workers whose passes are compiled keep them together."""
 CAPTURING = threading.Lock()
 """One thread captures at a time, and none frees cached memory meanwhile; workers in others wait."""
 
@@ -77,24 +80,37 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _new_pool(device: torch.device) -> Any:
-    return torch.cuda.graph_pool_handle() if has_graphs(device) else None
+class Lane(NamedTuple):
+    """Where graphs are captured, and run one after another."""
+
+    stream: Any
+    pool: Any
+    """Memory that they share, because no two of them run at the same time."""
+
+
+def new_lane(device: torch.device) -> Lane:
+    """A lane of its own on a device; one without graphs has neither streams nor pools."""
+    pool = torch.cuda.graph_pool_handle() if has_graphs(device) else None
+    return Lane(new_stream(device), pool)
 
 
 class CapturedPasses:
     """The forward and backward passes of one worker, by the shape of the micro-batch."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], pool: Any, *, compiled: bool) -> None:
         """
         Args:
             parameters: The worker's trainable parameters.
+            pool: Memory of the lane.
+            compiled: True if the passes are compiled.
         """
         self._parameters = parameters
+        self._compiled = compiled
         self._size = sum(parameter.numel() for parameter in parameters)
         self._device = parameters[0].device
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
-        self._pool = _new_pool(self._device)
+        self._pool = pool
         self._refused = False
 
     @property
@@ -108,8 +124,11 @@ class CapturedPasses:
 
         shared: True to ask whether they are computed at once with those of other workers.
         """
-        work = SHARED_WORK if shared else LARGEST_WORK
-        return elements <= min(MOST_ELEMENTS, work / self._size) and not self._refused
+        if self._compiled:
+            most = 0 if shared else LARGEST_COMPILED_WORK / self._size
+        else:
+            most = min(MOST_ELEMENTS, (SHARED_WORK if shared else LARGEST_WORK) / self._size)
+        return elements <= most and not self._refused
 
     def forget(self) -> None:
         """Free the graphs, and the gradients that they add to, which are as large as the model."""
@@ -200,12 +219,14 @@ class CapturedUpdate:
     Learning rates are tensors meanwhile, because a graph keeps the numbers of its capture.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], pool: Any) -> None:
         """
         Args:
             optimizers: The worker's inner optimizers, which `can_capture` accepts.
+            pool: Memory of the lane.
         """
         self._optimizers = optimizers
+        self._pool = pool
         device = self._groups[0]["params"][0].device
         self._rates = torch.zeros(len(self._groups), device=device)
         self._norm = torch.zeros((), dtype=torch.float64, device=device)
@@ -236,7 +257,7 @@ class CapturedUpdate:
             self._graph = None
         elif self._graph is None and not self._refused:
             try:
-                self._graph = Graph(updated, _new_pool(norm.device))
+                self._graph = Graph(updated, self._pool)
             except RuntimeError as error:
                 _warn("updates", error)
                 self._refused = True

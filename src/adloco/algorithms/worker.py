@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from threading import Event
 from typing import Any
 
@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from adloco.algorithms.cuda_graphs import (
     CapturedPasses,
     CapturedUpdate,
+    Lane,
     can_capture,
     has_graphs,
+    new_lane,
 )
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
@@ -41,7 +43,7 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.device import autocast, new_stream, on_stream, read_later, to_device
+from adloco.distributed.device import autocast, on_stream, read_later, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
@@ -65,6 +67,11 @@ class InnerSettings:
     syncing: Syncing
     """It decides whether workers keep residuals, and where these are, as well as parameters that
     are swapped out for an evaluation."""
+
+    @cached_property
+    def lane(self) -> Lane:
+        """Where graphs of workers run that take turns because their passes are compiled."""
+        return new_lane(self.device)
 
 
 class Worker:
@@ -115,18 +122,20 @@ class Worker:
         self.engine = engine
         problem = settings.problem
         self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
-        # Four trainers whose compiled passes were captured ended with an error on an H200.
-        replayable = problem.replayable and not (self._drops or self._statistics or engine.compiles)
-        capture = replayable and engine.is_alone and has_graphs(settings.device)
-        self._passes = CapturedPasses(self.replica.params) if capture else None
-        self._captured_update = (
-            CapturedUpdate(self.optimizers) if capture and can_capture(self.optimizers) else None
-        )
-        self._captures = False
-        """True if the passes of this round are captured."""
-        self._stream = new_stream(settings.device) if capture else None
+        replayable = problem.replayable and not (self._drops or self._statistics)
+        self._passes: CapturedPasses | None = None
+        self._captured_update: CapturedUpdate | None = None
+        self._stream: Any = None
         """For rounds whose passes are captured, so that workers in several threads compute at once.
         """
+        if replayable and engine.is_alone and has_graphs(settings.device):
+            lane = settings.lane if engine.compiles else new_lane(settings.device)
+            self._stream = lane.stream
+            self._passes = CapturedPasses(self.replica.params, lane.pool, compiled=engine.compiles)
+            if can_capture(self.optimizers):
+                self._captured_update = CapturedUpdate(self.optimizers, lane.pool)
+        self._captures = False
+        """True if the passes of this round are captured."""
 
     def begin_round(self) -> None:
         """Clear the numbers of the last round."""

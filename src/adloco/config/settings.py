@@ -50,10 +50,10 @@ class RunSettings:
     """
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile, its repeated blocks as one graph (slow to start, faster
-    steps), and the loss of a language model. auto: a language model that is a Llama of at least 100
+    steps), and the loss of a language model. auto: a language model that is a Llama of at least 20
     million parameters, each worker on one GPU, without dropout, gradient checkpointing and scaled
-    rotary positions; with 24 million and 32,768 tokens in a micro-batch, true doubled the speed. A
-    loss function of your own should call a model of transformers with use_cache=False.
+    rotary positions. A loss function of your own should call a model of transformers with
+    use_cache=False.
     """
     deterministic: bool = setting(False, resume="free")
     """Repeat each bit of a run on a GPU, also after it was resumed. Without it, the backward pass
