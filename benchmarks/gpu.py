@@ -32,13 +32,19 @@ import torch
 from bench_pairs import in_turns
 from bench_ranks import wire_formats
 from common import run_script, script_parser
-from torch import Tensor
+from torch import Tensor, nn
 
+from adloco.algorithms.model_state import Replica
 from adloco.algorithms.muon_step import Muon
+from adloco.algorithms.outer_sync import OuterSync
 from adloco.cli.main import main as adloco_main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
+from adloco.distributed.comm.comm import Comm
+from adloco.distributed.comm.sum_islands import Islands
+from adloco.distributed.traffic import Traffic
 from adloco.errors import require
+from adloco.rules.sync_schedule import SyncEvent
 from adloco.run.records import Records
 from adloco.run.start import build_algorithm, open_recipe, place_workers, prepare_run
 from adloco.tasks.language_model import next_token_loss
@@ -103,7 +109,7 @@ def methods(size: str) -> dict[str, str]:
     common = f"{SIZES[size]} {LONG} {MUON} --method.sync_every 20 {TESTED}"
     four = f"--method.workers_per_trainer 4 {batch(128, 32)} --wire.format int1"
     trainers = f"--method.num_trainers 4 --method.workers_per_trainer 1 {batch(32, 32)} {same(32)}"
-    trainers += " --learning_rate.reference_batch 32"
+    trainers += " --learning_rate.reference_batch 32 --merge.policy none"
     return {
         "single": f"single {common} {batch(32, 32)}",
         "DiLoCo, 4 workers": f"diloco {common} {four}",
@@ -321,6 +327,23 @@ def formats() -> dict[str, Result]:
     return times(wire_formats(torch.randn(VALUES, device="cuda")))
 
 
+def syncs() -> dict[str, Result]:
+    """A sync of four workers of the device, each with the matrices of `optimizers`."""
+    found: dict[str, Result] = {}
+    for name in ("fp32", "int4", "int1"):
+        found |= times({name: sync_of_four(name, WIDTH, LAYERS, torch.device("cuda"))})
+    return found
+
+
+def sync_of_four(name: str, width: int, layers: int, device: torch.device) -> Callable[[], Any]:
+    """A sync of four workers in this wire format, by the outer step of the recipe diloco."""
+    syncing = recipe_of(f"diloco --wire.format {name}").syncing
+    models = [nn.ParameterList(hidden_matrices(width, layers, device)) for _ in range(4)]
+    workers = [Replica.of(model, syncing.residuals_in) for model in models]
+    sync, event = OuterSync(workers[0], syncing).sync, SyncEvent(step=0, kind="sync", fragment=0)
+    return partial(sync, event, workers, [1 / 4] * 4, Comm(Islands(workers=[4], traffic=Traffic())))
+
+
 def stacked() -> dict[str, Result]:
     """Passes of four models with small batches: one after another, and as one computation over
     their stacked parameters (torch.func), each eager and compiled.
@@ -375,6 +398,7 @@ MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
+    "syncs": syncs,
     "stacked": stacked,
     **{f"largest-{size}": partial(largest, size) for size in LARGE},
 }

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from adloco.algorithms.model_state import Replica
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -143,6 +145,21 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         step()
         moved = zip(before, small, strict=True)
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int1"])
+def test_a_sync_of_the_gpu_benchmark_moves_all_four_workers(
+    bench: Any, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    of = Replica.of
+    monkeypatch.setattr(Replica, "of", lambda *given: seen.append(of(*given)) or seen[-1])
+    sync = bench("gpu").sync_of_four(wire, 16, 1, torch.device("cpu"))
+    before = [worker.params[0].detach().clone() for worker in seen]
+    assert sync().num_bytes > 0
+    assert len(seen) == 4
+    for worker, old in zip(seen, before, strict=True):
+        assert not worker.params[0].equal(old)
 
 
 @pytest.mark.usefixtures("warm_python")

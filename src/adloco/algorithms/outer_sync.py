@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
-from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype
+from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype, together
 from adloco.distributed.comm.comm import Comm, Work
 from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.dtensor import copied, in_memory_of, local
@@ -142,23 +142,15 @@ class OuterSync:
         less the residual, in which what rounding to the worker's type leaves out remains. The
         result is alpha x the worker's own parameters + (1 - alpha) x these values.
         """
-        kept = self.syncing.streaming.own_weight
+        starts = [local(each) for each in self._pick(fragment, self.global_params)]
         for replica in replicas:
-            for index in self.fragments[fragment]:
-                worker = local(replica.params[index])
-                start = local(self.global_params[index]).to(worker.device)
-                residual = local(replica.residuals[index]) if replica.residuals else None
-                if residual is not None:
-                    # The next difference is taken from the origin as the worker's type has it, so
-                    # the residual must be, too: otherwise each sync would lose a rounding.
-                    start = rounded_origin(start, worker).to(start.dtype)
-                    start = start - residual.to(worker.device)
-                if kept:
-                    start = torch.lerp(worker.to(start.dtype), start, 1 - kept)
-                worker.copy_(start)
-                if residual is not None:
-                    # In bf16 the copy has lost up to 1/256 of each value; it is sent next time.
-                    residual.copy_(worker.to(start.dtype) - start)
+            params = [local(each) for each in self._pick(fragment, replica.params)]
+            residuals = [
+                local(each)
+                for each in replica.residuals and self._pick(fragment, replica.residuals)
+            ]
+            for part in together(params):
+                _set(params[part], starts[part], residuals[part], self.syncing.streaming.own_weight)
 
     def average_buffers(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
@@ -257,3 +249,31 @@ class OuterSync:
 
     def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.fragments[fragment]]
+
+
+def _set(
+    params: list[Tensor], starts: list[Tensor], residuals: list[Tensor], own_weight: float
+) -> None:
+    """Set parameters of a worker to these starts, and its residuals, if it keeps any; see
+    `OuterSync.copy_to_workers`.
+    """
+    starts = [start.to(own.device) for start, own in zip(starts, params, strict=True)]
+    if residuals:
+        # The next difference is taken from the origin as the worker's type has it, so the residual
+        # must be, too: otherwise each sync would lose a rounding.
+        rounded = [
+            rounded_origin(start, own).to(start.dtype)
+            for start, own in zip(starts, params, strict=True)
+        ]
+        starts = [*torch._foreach_sub(rounded, _like(residuals, starts))]
+    if own_weight:
+        starts = [*torch._foreach_lerp(_like(params, starts), starts, 1 - own_weight)]
+    torch._foreach_copy_(params, starts)
+    if residuals:
+        # In bf16 the copy has lost up to 1/256 of each value; it is sent next time.
+        torch._foreach_copy_(residuals, torch._foreach_sub(_like(params, starts), starts))
+
+
+def _like(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors with the data types of others, on their devices."""
+    return [tensor.to(other) for tensor, other in zip(tensors, others, strict=True)]

@@ -5,12 +5,14 @@ ranks, and leave the right residuals.
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adloco.distributed.comm import block_sums as compression
 from adloco.distributed.comm import buckets as sums
@@ -27,7 +29,7 @@ from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat
-from tests.problems import cases, outer_sync, sync_all
+from tests.problems import cases, outer_sync, replica, sync_all
 
 FORMATS: dict[str, tuple[WireFormat, Feedback]] = {
     "bf16": (Bf16(), Feedback()),
@@ -419,3 +421,52 @@ def test_counted_bytes_are_those_that_are_sent() -> None:
     for _, _, counted in found:
         assert counted == blocks * 260
     assert sum(sent) / 3 == pytest.approx(4 / 3 * blocks * 260)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a GPU would compute: views and questions of types take no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += not operation.is_view and "promote" not in str(operation)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_many_small_tensors_take_as_many_operations_as_a_few() -> None:
+    counts = []
+    for tensors in (3, 3, 60):  # What is cached is made the first time.
+        origin = [torch.zeros(256) for _ in range(tensors)]
+        workers = [[torch.ones(256) for _ in range(tensors)] for _ in range(3)]
+        residuals = [[torch.zeros(256) for _ in range(tensors)] for _ in range(3)]
+        outer = outer_sync(origin, None, wire=Int1())
+        given = Contributions(
+            per_worker=workers,
+            weights=[1 / 3] * 3,
+            origin=origin,
+            wire=Int1(),
+            residuals=residuals,
+        )
+        comm = Comm(Islands(workers=[3], traffic=Traffic()))
+        with Operations() as operations:
+            comm.start_mean(given).wait()
+            outer.copy_to_workers(
+                0,
+                [
+                    replace(replica(params), residuals=own)
+                    for params, own in zip(workers, residuals, strict=True)
+                ],
+            )
+        counts.append(operations.count)
+    assert counts[1] == counts[2]
+
+
+def test_tensors_are_handled_together_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "BLOCK", 10)
+    tensors = [torch.zeros(size) for size in (4, 6, 1, 20, 0, 3)]
+    assert [[*range(6)][part] for part in sums.together(tensors)] == [[0, 1], [2], [3], [4, 5]]
+    assert list(sums.together([])) == []

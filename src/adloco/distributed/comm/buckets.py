@@ -24,6 +24,10 @@ A sync of four workers with 305M parameters takes 0.1 s on an H100. With the blo
 1.2 s, and nearly all of it was launches.
 """
 
+TOGETHER = 1 << 24
+"""Elements of small tensors that one operation handles together on a GPU, where a model has more
+tensors than a sync takes milliseconds."""
+
 PIECE = 1 << 20
 """Fewest elements that one collective sends; with less, calls cost more than overlap saves."""
 
@@ -198,6 +202,21 @@ def fill_weighted(
                 norms_sq[worker] += block_squares(term)
             if added:
                 parts[0].add_(term)
+
+
+def together(tensors: Sequence[Tensor]) -> Iterator[slice]:
+    """Consecutive tensors that one operation handles together: on a CPU so few that the next one
+    finds them in the cache.
+    """
+    most = BLOCK if tensors and tensors[0].device.type == "cpu" else TOGETHER
+    begin = elements = 0
+    for end, tensor in enumerate(tensors):
+        if begin < end and elements + tensor.numel() > most:
+            yield slice(begin, end)
+            begin, elements = end, 0
+        elements += tensor.numel()
+    if tensors:
+        yield slice(begin, len(tensors))
 
 
 def blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

@@ -10,17 +10,24 @@ either, as long as shards are whole blocks.
 """
 
 from collections.abc import Sequence
+from operator import add
 
 import torch
 from torch import Tensor
 
 from adloco.distributed.comm.block_sums import Rows, in_pieces, sum_blocks
-from adloco.distributed.comm.buckets import Contributions, bucket_indices, rounded_origin, sum_dtype
+from adloco.distributed.comm.buckets import (
+    Contributions,
+    bucket_indices,
+    rounded_origin,
+    sum_dtype,
+    together,
+)
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.device import used_here
 from adloco.distributed.dtensor import first_element, local, with_local
-from adloco.distributed.parallel.gradient_norms import squared_norm
+from adloco.distributed.parallel.gradient_norms import squared_norm_on_device
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.wire_format import WireFormat
 
@@ -43,6 +50,9 @@ class CompressedSum:
         self._buckets = bucket_indices(self._like)
         workers = len(given.weights)
         self.stats = SumStats([0.0] * workers, [0.0] * workers, [0.0] * workers)
+        self._norms_sq: list[Tensor] = []
+        """Of what workers wanted to send, of what they sent, of the difference: (3, workers), for
+        each bucket. They are read in `result`, until when the device is not waited for."""
         self._rows = [self._rows_of(indices) for _, indices in self._buckets]
         self._blocks = [
             self._encoded(indices, rows, islands.counts(sharded))
@@ -66,6 +76,11 @@ class CompressedSum:
 
     @torch.no_grad()
     def result(self) -> list[Tensor]:
+        stats = self.stats
+        for one in self._norms_sq:
+            totals = (stats.wanted_sq, stats.sent_sq, stats.error_sq)
+            for norms_sq, more in zip(totals, one.tolist(), strict=True):
+                norms_sq[:] = map(add, norms_sq, more)
         self._blocks = []  # Not earlier, because on a GPU another stream may still read them.
         results = list(self._like)
         join = self._islands.joined
@@ -76,7 +91,8 @@ class CompressedSum:
             used_here([values, *([] if lost is None else [lost])])
             if lost is not None:
                 self._keep(join(lost, count, sharded), rows.owners, indices)
-            for index, place in self._places(join(values, count, sharded), indices):
+            places = self._places(join(values, count, sharded), indices)
+            for index, place in zip(indices, places, strict=True):
                 dtype = sum_dtype(self._like[index].dtype)
                 results[index] = with_local(place.to(dtype), like=self._like[index])
         return results
@@ -100,19 +116,13 @@ class CompressedSum:
             dtype=torch.uint8,
             device=first.device,
         )
-        places = self._places(values, indices)
+        places, kept = self._places(values, indices), bool(given.residuals)
+        origin = [local(given.origin[index]) for index in indices] if given.origin else []
+        norms_sq = torch.zeros(3, len(given.weights), dtype=torch.float64, device=first.device)
+        self._norms_sq.append(norms_sq)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
-            for index, place in places:
-                worker_params = local(entry[index])
-                # bf16 minus bf16 in bf16 would round away most of a small change.
-                exact = sum_dtype(worker_params.dtype)
-                if given.origin:
-                    start = rounded_origin(local(given.origin[index]), worker_params)
-                    place.copy_(start.to(exact) - worker_params.to(exact))
-                else:
-                    place.copy_(worker_params)
-                if given.residuals:
-                    place.add_(local(given.residuals[worker][index]).to(first.device))
+            residuals = [local(given.residuals[worker][index]) for index in indices] if kept else []
+            _fill(places, [local(entry[index]) for index in indices], origin, residuals)
             for rows in in_pieces(values, self._wire):
                 # Weighted before it is encoded: receivers then only add, and the blocks of a sum
                 # are encoded like a worker's own.
@@ -121,14 +131,14 @@ class CompressedSum:
                 encoded[worker, rows] = about[rows].encoded(wanted, self._wire)
                 sent = about[rows].without_padding(self._wire.decode(encoded[worker, rows]))
                 if counted:
-                    self._count(worker, wanted, sent, wanted - sent)
+                    for number, tensor in enumerate((wanted, sent, wanted - sent)):
+                        norms_sq[number, worker] += squared_norm_on_device([tensor])
                 # A worker with weight 0 sends nothing and keeps everything.
-                if given.residuals and weight:
+                if kept and weight:
                     values[rows] -= sent / weight
-            if given.residuals:
-                for index, place in places:
-                    residual = local(given.residuals[worker][index])
-                    residual.copy_(place * given.feedback.feedback_decay)
+            for part in together(residuals):
+                left = torch._foreach_mul(places[part], given.feedback.feedback_decay)
+                torch._foreach_copy_(residuals[part], left)
         return encoded
 
     def _rows_of(self, indices: Sequence[int]) -> Rows:
@@ -138,23 +148,14 @@ class CompressedSum:
         has the same owner on every placement.
         """
         block = self._wire.block
-        numbers = [torch.arange(self._num_rows(index)) for index in indices]
-        begins = [first_element(self._like[index]) // block for index in indices]
-        sizes = [local(self._like[index]).numel() for index in indices]
-        return Rows(
-            torch.cat(
-                [
-                    (number + begin) % self._islands.num_workers
-                    for number, begin in zip(numbers, begins, strict=True)
-                ]
-            ),
-            torch.cat(
-                [
-                    (size - number * block).clamp_(max=block)
-                    for number, size in zip(numbers, sizes, strict=True)
-                ]
-            ),
-        )
+        counts = torch.tensor([self._num_rows(index) for index in indices])
+        begins = torch.tensor([first_element(self._like[index]) // block for index in indices])
+        sizes = torch.tensor([local(self._like[index]).numel() for index in indices])
+        number = torch.arange(int(counts.sum()))
+        number -= (counts.cumsum(0) - counts).repeat_interleave(counts)
+        owners = (number + begins.repeat_interleave(counts)) % self._islands.num_workers
+        filled = sizes.repeat_interleave(counts) - number * block
+        return Rows(owners, filled.clamp_(max=block))
 
     def _keep(self, lost: Tensor, owners: Tensor, indices: Sequence[int]) -> None:
         """Add what a sum has lost to its owners' residuals.
@@ -162,30 +163,53 @@ class CompressedSum:
         A worker whose weight is less than that of equal workers keeps only as much as they would,
         because its residual must not become larger than what it sends.
         """
+        owners = owners.to(lost.device)
         for worker, weight, residuals in zip(
             self._islands.here, self._given.weights, self._given.residuals, strict=True
         ):
             # Divided by the weight, with which the residual will be multiplied when it is sent.
             kept = self._given.feedback.feedback_decay / max(weight, 1 / self._islands.num_workers)
-            own = (owners == worker).to(lost.device, lost.dtype)[:, None] * kept
-            for index, place in self._places(lost * own, indices):
-                residual = local(residuals[index])
-                residual.add_(place.to(residual.device))
-
-    def _count(self, worker: int, wanted: Tensor, sent: Tensor, error: Tensor) -> None:
-        stats = self.stats
-        terms = ((stats.wanted_sq, wanted), (stats.sent_sq, sent), (stats.error_sq, error))
-        for norms_sq, tensor in terms:
-            norms_sq[worker] += squared_norm([tensor])
+            share = (owners == worker).to(lost.dtype)[:, None] * kept
+            places = self._places(lost * share, indices)
+            own = [local(residuals[index]) for index in indices]
+            for part in together(places):
+                added = [
+                    place.to(residual.device)
+                    for place, residual in zip(places[part], own[part], strict=True)
+                ]
+                torch._foreach_add_(own[part], added)
 
     def _num_rows(self, index: int) -> int:
         return -(-local(self._like[index]).numel() // self._wire.block)
 
-    def _places(self, values: Tensor, indices: Sequence[int]) -> list[tuple[int, Tensor]]:
-        """(index, view) of each tensor in rows of blocks, in the shape of this rank's shard."""
+    def _places(self, values: Tensor, indices: Sequence[int]) -> list[Tensor]:
+        """A view of each tensor in rows of blocks, in the shape of this rank's shard."""
         rows = torch.split(values, [self._num_rows(index) for index in indices])
         shards = [local(self._like[index]) for index in indices]
         return [
-            (index, part.reshape(-1)[: shard.numel()].view_as(shard))
-            for index, part, shard in zip(indices, rows, shards, strict=True)
+            part.reshape(-1)[: shard.numel()].view_as(shard)
+            for part, shard in zip(rows, shards, strict=True)
         ]
+
+
+def _fill(
+    places: list[Tensor], values: list[Tensor], origin: list[Tensor], residuals: list[Tensor]
+) -> None:
+    """Set places to origin - values, or to the values if there is no origin, plus the residuals if
+    there are any.
+    """
+    for part in together(places):
+        terms = values[part]
+        if origin:
+            # bf16 minus bf16 in bf16 would round away most of a small change.
+            exact = sum_dtype(terms[0].dtype)
+            starts = [
+                rounded_origin(start, term).to(exact)
+                for start, term in zip(origin[part], terms, strict=True)
+            ]
+            terms = [*torch._foreach_sub(starts, [term.to(exact) for term in terms])]
+        torch._foreach_copy_(places[part], terms)
+        if residuals:
+            torch._foreach_add_(
+                places[part], [each.to(places[0].device) for each in residuals[part]]
+            )
