@@ -183,6 +183,7 @@ RUNS: dict[str, Callable[[], Mapping[str, str]]] = {
     "speed-30M": lambda: speed("30M", 32),
     "default": lambda: {
         "default recipe": "adloco",
+        "default recipe, compiled": "adloco --run.compile true",
         "single": f"single {MUON} {ROUNDS} {batch(256, 256)}",
     },
     "instances-0.9M": lambda: instances("0.9M", 4, 128),

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adloco import OneProcess
-from adloco.algorithms import cuda_graphs, worker
+from adloco import BatchGuards, ConstantBatch, OneProcess
+from adloco.algorithms import cuda_graphs, micro_batch_limit, worker
 from adloco.algorithms.adloco import AdLoCo
 from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.algorithms.inner.muon import InnerMuon
@@ -31,11 +31,11 @@ class Again:
     """A graph without a GPU."""
 
     captures = 0
-    pools: ClassVar[list[Any]] = []
+    lanes: ClassVar[list[Any]] = []
 
-    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+    def __init__(self, function: Callable[[], Any], lane: Any) -> None:
         Again.captures += 1
-        Again.pools.append(pool)
+        Again.lanes.append(lane)
         self._function = function
         self.results: Any = None
 
@@ -47,9 +47,8 @@ class Again:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Again]:
     monkeypatch.setattr(cuda_graphs, "Graph", Again)
     monkeypatch.setattr(worker, "has_graphs", lambda device: True)
-    monkeypatch.setattr(worker, "new_lane", lambda device: cuda_graphs.Lane(None, object()))
     monkeypatch.setattr(Again, "captures", 0)
-    monkeypatch.setattr(Again, "pools", [])
+    monkeypatch.setattr(Again, "lanes", [])
     return Again
 
 
@@ -116,9 +115,9 @@ def test_a_parameter_without_a_gradient_is_not_decayed(graphs: type[Again]) -> N
 def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
     part: str, called: str, graphs: type[Again], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(function: Callable[[], Any], pool: Any) -> Again:
+    def refuse(function: Callable[[], Any], lane: Any) -> Again:
         if function.__name__ != called:
-            return Again(function, pool)
+            return Again(function, lane)
         if part == "passes":
             function()  # Hooks see gradients that are never computed.
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -148,13 +147,12 @@ def test_a_capture_that_fails_ends_for_the_allocator_too(monkeypatch: pytest.Mon
 
     ended: list[Any] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
-    stream = SimpleNamespace(device_index=3)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    lane: Any = SimpleNamespace(stream=SimpleNamespace(device_index=3), pool="pool")
     monkeypatch.setattr(torch.cuda, "graph", lambda *given, **named: Capture())
     told = "torch._C._cuda_endAllocateToPool"
     monkeypatch.setattr(told, lambda *given: ended.append(given))
     with pytest.raises(RuntimeError, match="the cause"):
-        cuda_graphs.Graph(fails, "pool")
+        cuda_graphs.Graph(fails, lane)
     assert ended == [(3, "pool")]
 
 
@@ -208,7 +206,89 @@ def test_workers_that_take_turns_keep_their_activations_together(
     for one, other in zip(captured.rounds(3), plain.rounds(3), strict=True):
         same(one, other, rel=1e-6)
     assert graphs.captures > 2 * len(captured.workers)
-    assert len(set(map(id, graphs.pools))) == (1 if compile else len(captured.workers))
+    assert len(set(map(id, graphs.lanes))) == (1 if compile else len(captured.workers))
+
+
+class OneLane:
+    """Two workers of a lane, whose passes are counted."""
+
+    def __init__(self) -> None:
+        self.lane = cuda_graphs.Lane(torch.device("cpu"))
+        self.workers = [
+            cuda_graphs.CapturedPasses([self._parameter()], self.lane, compiled=True)
+            for _ in range(2)
+        ]
+
+    @staticmethod
+    def _parameter() -> Tensor:
+        return torch.ones(3, requires_grad=True)
+
+    def captures(self, worker: int, samples: int) -> int:
+        """How many graphs a pass makes."""
+        before = Again.captures
+        parameter = self.workers[worker]
+
+        def compute(batch: Tensor, share: Tensor | float) -> Tensor:
+            return batch.sum() * share
+
+        loss = parameter.run(compute, torch.ones(samples), 0.5, None)
+        assert loss.item() == samples / 2
+        return Again.captures - before
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_larger_micro_batch_takes_the_memory_of_smaller_ones() -> None:
+    """It would stay beside that of the larger one, in which there is room for the smaller."""
+    one = OneLane()
+    assert one.captures(0, 4) == one.captures(1, 4) == 1
+    assert one.captures(0, 4) == one.captures(1, 4) == 0
+    assert one.captures(0, 2) == 1
+    assert one.captures(0, 8) == 1  # All are forgotten.
+    assert one.captures(0, 4) == one.captures(1, 4) == one.captures(1, 8) == 1
+    assert one.captures(0, 8) == one.captures(0, 4) == one.captures(1, 4) == 0
+
+
+def test_a_capture_that_fails_leaves_no_memory_to_others_of_the_lane(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = OneLane()
+    one.captures(0, 4)
+
+    def fails(function: Callable[[], Any], lane: Any) -> Again:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cuda_graphs, "Graph", fails)
+    with pytest.warns(UserWarning, match="kernel by kernel: CUDA out of memory"):
+        assert one.captures(1, 4) == 0
+    monkeypatch.setattr(cuda_graphs, "Graph", Again)
+    assert one.captures(0, 4) == 1
+    assert one.captures(1, 4) == 0  # It does not try again.
+
+
+def test_memory_that_runs_out_frees_the_graphs_of_all_that_take_turns(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    run = language(compile=True, batch=ConstantBatch(), guards=BatchGuards(initial=8))
+    list(run.rounds(2))
+    alive: list[int] = []
+
+    def ran_out(device: torch.device) -> None:
+        gc.collect()
+        alive.append(sum(issubclass(type(each), Again) for each in gc.get_objects()))
+
+    def fails(self: Again) -> None:
+        monkeypatch.setattr(Again, "replay", replay)
+        ran_out(torch.device("cpu"))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    replay = Again.replay
+    monkeypatch.setattr(micro_batch_limit, "free_memory", ran_out)
+    monkeypatch.setattr(Again, "replay", fails)
+    list(run.rounds(1))
+    assert len(run.workers) > 1
+    assert alive[0] > 2
+    assert alive[1:] == [0]
 
 
 def test_an_optimizer_of_another_kind_is_not_captured() -> None:
@@ -240,7 +320,8 @@ def test_memory_that_runs_out_in_a_capture_halves_the_micro_batch(
 def test_only_small_passes_are_captured() -> None:
     def passes(size: int, *, compiled: bool = False) -> cuda_graphs.CapturedPasses:
         parameters = [torch.empty(size, device="meta")]
-        return cuda_graphs.CapturedPasses(parameters, None, compiled=compiled)
+        lane = cuda_graphs.Lane(torch.device("cpu"))
+        return cuda_graphs.CapturedPasses(parameters, lane, compiled=compiled)
 
     small, large, compiled = passes(10**6), passes(10**9), passes(10**8, compiled=True)
     assert small.fit(2**14) and not small.fit(2**14 + 1)

@@ -16,6 +16,7 @@ from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.run.trained import load_trained
+from tests.problems import outer_sync, replica
 from tests.run.test_training_run import make_run, numbers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -122,8 +123,8 @@ def test_compiled_passes_that_are_captured_are_those_without(
 
 def test_memory_of_graphs_that_are_gone_takes_others() -> None:
     parameter = torch.ones(100, 100, device="cuda", requires_grad=True)
-    lane = cuda_graphs.new_lane(parameter.device)
-    passes = cuda_graphs.CapturedPasses([parameter], lane.pool, compiled=False)
+    lane = cuda_graphs.Lane(parameter.device)
+    passes = cuda_graphs.CapturedPasses([parameter], lane, compiled=False)
 
     def compute(batch: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
         loss = (batch @ parameter).sum() * share
@@ -139,6 +140,15 @@ def test_memory_of_graphs_that_are_gone_takes_others() -> None:
             assert parameter.grad is not None
             assert parameter.grad.eq(3.5).all()
             parameter.grad = None
+
+
+def test_workers_get_parameters_of_both_types() -> None:
+    """A kernel for many tensors may take the type of the first one (pytorch issue 173383)."""
+    sizes = [(3, torch.bfloat16), (5, torch.float32), (7, torch.bfloat16), (9, torch.float32)]
+    start = [torch.full((size,), 2.0, dtype=dtype, device="cuda") for size, dtype in sizes]
+    params = [torch.zeros_like(each) for each in start]
+    outer_sync(start, None).copy_to_workers(0, [replica(params)])
+    assert all(each.eq(2).all() for each in params)
 
 
 def test_two_ranks_that_share_a_gpu_have_the_numbers_of_one_process(

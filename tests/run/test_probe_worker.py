@@ -10,11 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from adloco.algorithms import cuda_graphs, worker
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.testing import run_on_ranks
-from adloco.run.probe_worker import STEPS, Throughput, doublings, measure_throughput
+from adloco.run.opened import Opened
+from adloco.run.probe_worker import (
+    STEPS,
+    ProbeWorker,
+    Throughput,
+    doublings,
+    measure_throughput,
+)
 from adloco.run.start import open_recipe
 from adloco.tasks.task import Task
+from tests.algorithms.test_cuda_graphs import Again
 from tests.conftest import small_flags
 
 
@@ -39,14 +48,17 @@ class TimedTask:
         return self._task.loss(model, batch)
 
 
+def opened_recipe(corpus: Path, folder: Path, more: dict[str, str]) -> Opened:
+    words = small_flags(corpus, folder)
+    flags = [*zip([word[2:] for word in words[::2]], words[1::2], strict=True), *more.items()]
+    return open_recipe(build_recipe(override(read_values("single"), flags)))
+
+
 def measured(
     corpus: Path, folder: Path, more: dict[str, str], sizes: Sequence[int], fits: int = 64
 ) -> tuple[Throughput, list[int]]:
     """The throughput, and the sizes that were announced."""
-    words = small_flags(corpus, folder)
-    flags = [*zip([word[2:] for word in words[::2]], words[1::2], strict=True), *more.items()]
-    recipe = build_recipe(override(read_values("single"), flags))
-    opened = open_recipe(recipe)
+    opened = opened_recipe(corpus, folder, more)
     timed: Any = TimedTask(opened.task, fits)
     announced: list[int] = []
     found = measure_throughput(
@@ -87,6 +99,21 @@ def test_all_ranks_of_an_island_count(corpus: Path, tmp_path: Path) -> None:
 def test_a_size_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="memory ran out with a micro-batch of 6; leave it out of"):
         measured(corpus, tmp_path, {}, [6], fits=5)
+
+
+def test_graphs_of_a_size_before_hide_no_memory(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "Graph", Again)
+    monkeypatch.setattr(worker, "has_graphs", lambda device: True)
+    opened = opened_recipe(corpus, tmp_path, {})
+    probe = ProbeWorker(opened, opened.train_source())
+    made = []
+    for _ in range(3):
+        before = Again.captures
+        probe.peak(2)
+        made.append(Again.captures - before)
+    assert min(made) == max(made) > 0
 
 
 def test_samples_of_all_ranks_count() -> None:

@@ -10,7 +10,8 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -39,20 +40,47 @@ CAPTURING = threading.Lock()
 """One thread captures at a time, and none frees cached memory meanwhile; workers in others wait."""
 
 
+class Lane:
+    """Where graphs are captured, and run one after another: a stream, and memory that they share
+    because no two of them run at the same time.
+
+    Graphs that do have lanes of their own. cuBLAS keeps a workspace for each stream, so graphs that
+    were captured in one stream and run at the same time would overwrite each other's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = new_stream(device)
+        self._device = device
+        self._users: WeakSet[CapturedPasses | CapturedUpdate] = WeakSet()
+        self.forget()
+
+    def add(self, user: "CapturedPasses | CapturedUpdate") -> None:
+        """Count on it to forget its graphs with the others."""
+        self._users.add(user)
+
+    def forget(self) -> None:
+        """Free all graphs: their memory goes back to the device when none is left, and none that
+        failed to be captured keeps it.
+        """
+        for user in self._users:
+            user.forget()
+        self.largest = 0
+        """Elements of the largest micro-batch whose pass was captured."""
+        self.pool: Any = torch.cuda.graph_pool_handle() if has_graphs(self._device) else None
+
+
 class Graph:
     """What a function does on a GPU, launched as a whole."""
 
-    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+    def __init__(self, function: Callable[[], Any], lane: Lane) -> None:
         """Capture the function, which is called and computes nothing.
 
         Args:
             function: Does the same on each call, with the same tensors.
-            pool: Memory that is shared with graphs that never run at the same time.
+            lane: Where it runs.
         """
         self._graph = torch.cuda.CUDAGraph()
-        # In the worker's own stream: cuBLAS keeps a workspace for each stream, and graphs that were
-        # captured in one stream and run at the same time would overwrite each other's.
-        stream = torch.cuda.current_stream()
+        stream, pool = lane.stream, lane.pool
         # Workers in other threads may use the device meanwhile.
         mode = "thread_local"
         try:
@@ -80,37 +108,24 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class Lane(NamedTuple):
-    """Where graphs are captured, and run one after another."""
-
-    stream: Any
-    pool: Any
-    """Memory that they share, because no two of them run at the same time."""
-
-
-def new_lane(device: torch.device) -> Lane:
-    """A lane of its own on a device; one without graphs has neither streams nor pools."""
-    pool = torch.cuda.graph_pool_handle() if has_graphs(device) else None
-    return Lane(new_stream(device), pool)
-
-
 class CapturedPasses:
     """The forward and backward passes of one worker, by the shape of the micro-batch."""
 
-    def __init__(self, parameters: Sequence[Tensor], pool: Any, *, compiled: bool) -> None:
+    def __init__(self, parameters: Sequence[Tensor], lane: Lane, *, compiled: bool) -> None:
         """
         Args:
             parameters: The worker's trainable parameters.
-            pool: Memory of the lane.
+            lane: Where they run.
             compiled: True if the passes are compiled.
         """
+        lane.add(self)
+        self._lane = lane
         self._parameters = parameters
         self._compiled = compiled
         self._size = sum(parameter.numel() for parameter in parameters)
         self._device = parameters[0].device
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
-        self._pool = pool
         self._refused = False
 
     @property
@@ -146,12 +161,16 @@ class CapturedPasses:
         """
         key = (batch.shape, batch.dtype, sums is None)
         if key not in self._passes and not self._refused:
+            if batch.numel() > self._lane.largest:
+                # Memory of smaller ones rarely fits, and would be kept beside it.
+                self._lane.forget()
+                self._lane.largest = batch.numel()
             try:
                 self._passes[key] = self._capture(compute, batch, sums)
             except RuntimeError as error:  # Also for want of memory, of which a graph needs more.
                 _warn("passes", error)
                 self._refused = True
-                self.forget()
+                self._lane.forget()
                 if sums:
                     sums.drop()
         if self._refused:
@@ -189,7 +208,7 @@ class CapturedPasses:
                 loss = compute(own, share)
                 return loss, sums.take() if sums else None
 
-            graph = Graph(measured, self._pool)
+            graph = Graph(measured, self._lane)
         finally:
             for parameter, own_gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = own_gradient
@@ -219,14 +238,14 @@ class CapturedUpdate:
     Learning rates are tensors meanwhile, because a graph keeps the numbers of its capture.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], pool: Any) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], lane: Lane) -> None:
         """
         Args:
             optimizers: The worker's inner optimizers, which `can_capture` accepts.
-            pool: Memory of the lane.
+            lane: Where it runs.
         """
-        self._optimizers = optimizers
-        self._pool = pool
+        lane.add(self)
+        self._optimizers, self._lane = optimizers, lane
         device = self._groups[0]["params"][0].device
         self._rates = torch.zeros(len(self._groups), device=device)
         self._norm = torch.zeros((), dtype=torch.float64, device=device)
@@ -257,10 +276,11 @@ class CapturedUpdate:
             self._graph = None
         elif self._graph is None and not self._refused:
             try:
-                self._graph = Graph(updated, self._pool)
+                self._graph = Graph(updated, self._lane)
             except RuntimeError as error:
                 _warn("updates", error)
                 self._refused = True
+                self._lane.forget()
         if self._graph:
             self._graph.replay()
         else:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adloco.algorithms.short_types import LOST, converted, exact, is_short, put
+from adloco.algorithms.short_types import LOST, exact, is_short, put
 from adloco.distributed.device import native_bf16
-from adloco.distributed.dtensor import local
+from adloco.distributed.dtensor import converted, local
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic
 

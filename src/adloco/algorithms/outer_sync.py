@@ -21,7 +21,7 @@ from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, opt
 from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype, together
 from adloco.distributed.comm.comm import Comm, Work
 from adloco.distributed.comm.sync_stats import SumStats
-from adloco.distributed.dtensor import copied, in_memory_of, local
+from adloco.distributed.dtensor import converted, copied, in_memory_of, local
 from adloco.errors import require
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -257,23 +257,17 @@ def _set(
     """Set parameters of a worker to these starts, and its residuals, if it keeps any; see
     `OuterSync.copy_to_workers`.
     """
-    starts = [start.to(own.device) for start, own in zip(starts, params, strict=True)]
+    exact, device = starts[0].dtype, params[0].device
     if residuals:
         # The next difference is taken from the origin as the worker's type has it, so the residual
         # must be, too: otherwise each sync would lose a rounding.
-        rounded = [
-            rounded_origin(start, own).to(start.dtype)
-            for start, own in zip(starts, params, strict=True)
-        ]
-        starts = [*torch._foreach_sub(rounded, _like(residuals, starts))]
+        rounded = converted(rounded_origin(starts, params), exact)
+        starts = [*torch._foreach_sub(rounded, converted(residuals, exact, device))]
+    else:
+        starts = converted(starts, exact, device)
     if own_weight:
-        starts = [*torch._foreach_lerp(_like(params, starts), starts, 1 - own_weight)]
+        starts = [*torch._foreach_lerp(converted(params, exact), starts, 1 - own_weight)]
     torch._foreach_copy_(params, starts)
     if residuals:
         # In bf16 the copy has lost up to 1/256 of each value; it is sent next time.
-        torch._foreach_copy_(residuals, torch._foreach_sub(_like(params, starts), starts))
-
-
-def _like(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors with the data types of others, on their devices."""
-    return [tensor.to(other) for tensor, other in zip(tensors, others, strict=True)]
+        torch._foreach_copy_(residuals, torch._foreach_sub(converted(params, exact), starts))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from adloco.distributed.dtensor import local
+from adloco.distributed.dtensor import converted, local
 
 LOST = "lost"
 """Key in an optimizer's state of what rounding took off."""
@@ -45,15 +45,6 @@ def put(parameters: list[Tensor], lost: list[Tensor], values: list[Tensor]) -> N
     torch._foreach_copy_(parameters, values)
     torch._foreach_sub_(values, parameters)
     torch._foreach_copy_(lost, values)
-
-
-def converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Tensors in a data type, by one kernel."""
-    if tensors[0].dtype == dtype:
-        return list(tensors)
-    result = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    torch._foreach_copy_(result, list(tensors))
-    return result
 
 
 class ShortAdamW(torch.optim.AdamW):

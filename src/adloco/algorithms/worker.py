@@ -25,7 +25,6 @@ from adloco.algorithms.cuda_graphs import (
     Lane,
     can_capture,
     has_graphs,
-    new_lane,
 )
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
@@ -70,8 +69,9 @@ class InnerSettings:
 
     @cached_property
     def lane(self) -> Lane:
-        """Where graphs of workers run that take turns because their passes are compiled."""
-        return new_lane(self.device)
+        """Where graphs of workers run that take turns because their passes are compiled; others
+        have lanes of their own, and compute at once."""
+        return Lane(self.device)
 
 
 class Worker:
@@ -125,15 +125,12 @@ class Worker:
         replayable = problem.replayable and not (self._drops or self._statistics)
         self._passes: CapturedPasses | None = None
         self._captured_update: CapturedUpdate | None = None
-        self._stream: Any = None
-        """For rounds whose passes are captured, so that workers in several threads compute at once.
-        """
+        self._lane: Lane | None = None
         if replayable and engine.is_alone and has_graphs(settings.device):
-            lane = settings.lane if engine.compiles else new_lane(settings.device)
-            self._stream = lane.stream
-            self._passes = CapturedPasses(self.replica.params, lane.pool, compiled=engine.compiles)
+            self._lane = lane = settings.lane if engine.compiles else Lane(settings.device)
+            self._passes = CapturedPasses(self.replica.params, lane, compiled=engine.compiles)
             if can_capture(self.optimizers):
-                self._captured_update = CapturedUpdate(self.optimizers, lane.pool)
+                self._captured_update = CapturedUpdate(self.optimizers, lane)
         self._captures = False
         """True if the passes of this round are captured."""
 
@@ -170,9 +167,11 @@ class Worker:
         if self.inner_step == until:
             return
         self._captures = self._fits(task)
-        if not self._captures:
-            self._forget_graphs()
-        with on_stream(self._stream if self._captures else None):
+        if not self._captures:  # Others of the lane may still be small enough.
+            for captured in (self._passes, self._captured_update):
+                if captured:
+                    captured.forget()
+        with on_stream(self._lane.stream if self._lane and self._captures else None):
             self._advance(task, until, halted)
 
     def _advance(self, task: RoundTask, until: int, halted: Event) -> None:
@@ -234,7 +233,7 @@ class Worker:
             self.round.moments = moments
             copy_all(statistics, self._statistics)
             self._leave_out(task)
-        self._drop_gradients()  # A sync needs their memory.
+        self._drop_gradients()  # A sync needs their memory; captured passes alone keep them.
         self.position += plan.worker_batch
         self.round.batches.append(plan.worker_batch)
         return halting
@@ -315,7 +314,7 @@ class Worker:
 
         def undo() -> None:
             self._drop_gradients()
-            self._forget_graphs()
+            self.free_graphs()
             copy_all(statistics, self._statistics)
 
         return self.halving.run(plan, compute, undo)
@@ -361,11 +360,10 @@ class Worker:
             self._settings.device,
         )
 
-    def _forget_graphs(self) -> None:
-        """Free what captured passes and updates keep."""
-        for captured in (self._passes, self._captured_update):
-            if captured:
-                captured.forget()
+    def free_graphs(self) -> None:
+        """Free what captured passes and updates keep, of all workers with which it takes turns."""
+        if self._lane:
+            self._lane.forget()
 
     def _drop_gradients(self) -> None:
         for parameter in self.replica.params:

@@ -87,6 +87,19 @@ def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
     return with_local(local(tensor).to(local(like).device), like=like)
 
 
+def converted(
+    tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device | None = None
+) -> list[Tensor]:
+    """Tensors of one data type in another one, by one kernel; local ones, on a device. None: on
+    that of each."""
+    here = [tensor.to(device or tensor.device) for tensor in tensors]
+    if not here or here[0].dtype == dtype:
+        return here
+    result = [torch.empty_like(tensor, dtype=dtype) for tensor in here]
+    torch._foreach_copy_(result, here)
+    return result
+
+
 @torch.no_grad()
 def zeros_like(tensor: Tensor, dtype: torch.dtype, *, device: Device = None) -> Tensor:
     """Zeros that are sharded like a tensor, on a device; None: the tensor's own."""

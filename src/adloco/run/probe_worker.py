@@ -65,7 +65,7 @@ class ProbeWorker:
         Raises:
             OutOfMemoryError: Memory ran out.
         """
-        free_memory(self._device)
+        self._free()
         forget_peak(self._device)
         (seconds,) = self._train(size, [self._steps])
         return usage(self._device)[0] - self._before, seconds / self._steps
@@ -80,8 +80,13 @@ class ProbeWorker:
         Raises:
             OutOfMemoryError: Memory ran out.
         """
-        free_memory(self._device)
+        self._free()
         return self._train(size, range(self._steps, self._steps + count + 1), passes)[1:]
+
+    def _free(self) -> None:
+        # A pass that is captured already would take no memory that is counted.
+        self._worker.free_graphs()
+        free_memory(self._device)
 
     def _train(self, size: int, ends: Sequence[int], passes: int = 1) -> list[float]:
         """Train a round, in parts that end after so many steps; return the seconds of each part."""

@@ -470,3 +470,6 @@ def test_tensors_are_handled_together_up_to_a_size(monkeypatch: pytest.MonkeyPat
     tensors = [torch.zeros(size) for size in (4, 6, 1, 20, 0, 3)]
     assert [[*range(6)][part] for part in sums.together(tensors)] == [[0, 1], [2], [3], [4, 5]]
     assert list(sums.together([])) == []
+    short = torch.zeros(1, dtype=torch.bfloat16)
+    mixed = [short, torch.zeros(1), torch.zeros(1), short]
+    assert [[*range(4)][part] for part in sums.together(mixed)] == [[0], [1, 2], [3]]

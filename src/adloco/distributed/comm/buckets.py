@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from adloco.distributed.dtensor import is_sharded, local
+from adloco.distributed.dtensor import converted, is_sharded, local
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
 
@@ -106,9 +106,11 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @torch.no_grad()
-def rounded_origin(origin: Tensor, entry: Tensor) -> Tensor:
-    """The global parameters as a worker received them: on its device, rounded to its data type."""
-    return origin.to(device=entry.device, dtype=entry.dtype)
+def rounded_origin(origin: Sequence[Tensor], entries: Sequence[Tensor]) -> list[Tensor]:
+    """The global parameters as a worker received them: on its device, rounded to its data type,
+    which all its entries have.
+    """
+    return converted(origin, entries[0].dtype, entries[0].device)
 
 
 def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
@@ -205,16 +207,18 @@ def fill_weighted(
 
 
 def together(tensors: Sequence[Tensor]) -> Iterator[slice]:
-    """Consecutive tensors that one operation handles together: on a CPU so few that the next one
-    finds them in the cache.
+    """Consecutive tensors that one operation handles together, of one data type and device: on a
+    CPU so few that the next operation finds them in the cache.
     """
-    most = BLOCK if tensors and tensors[0].device.type == "cpu" else TOGETHER
     begin = elements = 0
     for end, tensor in enumerate(tensors):
-        if begin < end and elements + tensor.numel() > most:
+        first, elements = tensors[begin], elements + tensor.numel()
+        most = BLOCK if first.device.type == "cpu" else TOGETHER
+        # A kernel for tensors of two types may write over the end of one (pytorch issue 173383).
+        same = (tensor.dtype, tensor.device) == (first.dtype, first.device)
+        if begin < end and not (same and elements <= most):
             yield slice(begin, end)
-            begin, elements = end, 0
-        elements += tensor.numel()
+            begin, elements = end, tensor.numel()
     if tensors:
         yield slice(begin, len(tensors))
 

@@ -10,7 +10,6 @@ either, as long as shards are whole blocks.
 """
 
 from collections.abc import Sequence
-from operator import add
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ from adloco.distributed.comm.buckets import (
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.device import used_here
-from adloco.distributed.dtensor import first_element, local, with_local
-from adloco.distributed.parallel.gradient_norms import squared_norm_on_device
+from adloco.distributed.dtensor import converted, first_element, local, with_local
+from adloco.distributed.parallel.gradient_norms import squared_norms
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.wire_format import WireFormat
 
@@ -48,11 +47,10 @@ class CompressedSum:
         self._given, self._wire, self._islands = given, wire, islands
         self._like = given.per_worker[0]
         self._buckets = bucket_indices(self._like)
-        workers = len(given.weights)
-        self.stats = SumStats([0.0] * workers, [0.0] * workers, [0.0] * workers)
-        self._norms_sq: list[Tensor] = []
+        self.stats = SumStats([], [], [])
+        self._norms_sq = [torch.zeros(3, len(given.weights), dtype=torch.float64)]
         """Of what workers wanted to send, of what they sent, of the difference: (3, workers), for
-        each bucket. They are read in `result`, until when the device is not waited for."""
+        each bucket, where they are computed."""
         self._rows = [self._rows_of(indices) for _, indices in self._buckets]
         self._blocks = [
             self._encoded(indices, rows, islands.counts(sharded))
@@ -76,11 +74,8 @@ class CompressedSum:
 
     @torch.no_grad()
     def result(self) -> list[Tensor]:
-        stats = self.stats
-        for one in self._norms_sq:
-            totals = (stats.wanted_sq, stats.sent_sq, stats.error_sq)
-            for norms_sq, more in zip(totals, one.tolist(), strict=True):
-                norms_sq[:] = map(add, norms_sq, more)
+        norms_sq = torch.stack([each.cpu() for each in self._norms_sq]).sum(0)
+        self.stats.wanted_sq, self.stats.sent_sq, self.stats.error_sq = norms_sq.tolist()
         self._blocks = []  # Not earlier, because on a GPU another stream may still read them.
         results = list(self._like)
         join = self._islands.joined
@@ -131,12 +126,12 @@ class CompressedSum:
                 encoded[worker, rows] = about[rows].encoded(wanted, self._wire)
                 sent = about[rows].without_padding(self._wire.decode(encoded[worker, rows]))
                 if counted:
-                    for number, tensor in enumerate((wanted, sent, wanted - sent)):
-                        norms_sq[number, worker] += squared_norm_on_device([tensor])
+                    terms = [wanted, sent, wanted - sent]
+                    norms_sq[:, worker] += torch.stack(squared_norms(terms))
                 # A worker with weight 0 sends nothing and keeps everything.
                 if kept and weight:
                     values[rows] -= sent / weight
-            for part in together(residuals):
+            for part in together(places if kept else []):
                 left = torch._foreach_mul(places[part], given.feedback.feedback_decay)
                 torch._foreach_copy_(residuals[part], left)
         return encoded
@@ -203,13 +198,9 @@ def _fill(
         if origin:
             # bf16 minus bf16 in bf16 would round away most of a small change.
             exact = sum_dtype(terms[0].dtype)
-            starts = [
-                rounded_origin(start, term).to(exact)
-                for start, term in zip(origin[part], terms, strict=True)
-            ]
-            terms = [*torch._foreach_sub(starts, [term.to(exact) for term in terms])]
+            starts = converted(rounded_origin(origin[part], terms), exact)
+            terms = [*torch._foreach_sub(starts, converted(terms, exact))]
         torch._foreach_copy_(places[part], terms)
         if residuals:
-            torch._foreach_add_(
-                places[part], [each.to(places[0].device) for each in residuals[part]]
-            )
+            kept = [residual.to(places[0].device) for residual in residuals[part]]
+            torch._foreach_add_(places[part], kept)

@@ -36,7 +36,7 @@ def squared_norm(tensors: Iterable[Tensor]) -> float:
 
 def squared_norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
     """`squared_norm` as a scalar on the tensors' device, which is not waited for."""
-    return _total(_squares([local(tensor).detach() for tensor in tensors]))
+    return _total(squared_norms([local(tensor).detach() for tensor in tensors]))
 
 
 @torch.no_grad()
@@ -101,7 +101,7 @@ class GradientSums:
         self._parts, self._kept, self._elements = [], {}, 0
 
     def _square(self) -> None:
-        self._parts += _squares([*self._kept.values()])
+        self._parts += squared_norms([*self._kept.values()])
         self._kept, self._elements = {}, 0
 
 
@@ -131,8 +131,8 @@ def watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], object]) 
             handle.remove()
 
 
-def _squares(tensors: list[Tensor]) -> list[Tensor]:
-    """Sums of squares as float64 scalars, in few calls."""
+def squared_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Sum of squares of each tensor, as float64 scalars on their device, in few calls."""
     if not tensors:
         return []
     return [*torch._foreach_pow(torch._foreach_norm(tensors, 2, torch.float64), 2)]

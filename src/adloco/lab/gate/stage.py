@@ -19,7 +19,6 @@ from adloco.algorithms.stage import Stage, Weights
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.trainer_distance import sketch
 from adloco.algorithms.worker import Worker
-from adloco.distributed.comm.buckets import rounded_origin
 from adloco.distributed.placement.placement import Placement
 from adloco.lab.gate.option import SMALLEST, Gate, Verdict
 from adloco.rules.sync_schedule import SyncEvent
@@ -118,7 +117,7 @@ class GateStage(Stage):
 def _sketched(worker: Worker, trainer: Trainer, fragment: int, placement: Placement) -> list[float]:
     """The sketch of a worker's pseudo-gradient, the difference of two sketches."""
     start, params = _of_fragment(worker, trainer, fragment)
-    start = [rounded_origin(one, own) for one, own in zip(start, params, strict=True)]
+    start = [one.to(own.device, own.dtype) for one, own in zip(start, params, strict=True)]
     if worker.engine.rank >= placement.shards:  # Further ranks of an island are replicas.
         start, params = [], []
     whole = sketch(start, placement.device) - sketch(params, placement.device)
