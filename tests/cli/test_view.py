@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.live import Live
 
+from adloco.cli import opening
 from adloco.cli.arguments import take_settings
 from adloco.cli.closing import closing_lines
 from adloco.cli.live_view import SPARKLINE_COLUMNS, LiveView, sparkline
@@ -228,6 +229,28 @@ def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) 
     with open_view(run, Console(file=pipe)) as plain:
         assert isinstance(plain, PlainView)
     assert pipe.getvalue() == ""
+
+
+def test_views_show_what_a_round_took_of_a_gpu(run: TrainingRun) -> None:
+    live, console = LiveView(run), Console(width=400, record=True)
+    plain = PlainView(console, "int8", run.recipe.task.measures)
+    record = next(run.rounds()) | {"mfu": 0.4217, "memory_bytes": 3 * 2**30}
+    plain.show(record)
+    live.show(record)
+    console.print(live.render())
+    assert console.export_text().count(", 42.2 % of the device's FLOPs, 3,072 MiB of memory") == 2
+
+
+def test_the_opening_says_whether_a_gpu_runs_compiled_models(
+    run: TrainingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.device = torch.device("cuda")
+    monkeypatch.setattr(opening, "peak_flops", lambda device: 1e15)
+    assert opening_lines(run)[0].endswith("; on cuda, not compiled")
+    next(iter(run.algorithm.workers.values())).engine.compiles = True
+    assert opening_lines(run)[0].endswith("; on cuda, compiled")
+    monkeypatch.setattr(opening, "peak_flops", lambda device: None)
+    assert "not known" in opening_lines(run)[0]
 
 
 def test_a_notebook_gets_one_display(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:

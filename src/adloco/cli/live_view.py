@@ -22,6 +22,7 @@ from adloco.cli.run_text import (
     rows_text,
     saved_text,
     sent_text,
+    use_text,
     wire_name,
     wire_text,
 )
@@ -130,8 +131,8 @@ class LiveView:
         gone = (
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
-        if last and last["mfu"] is not None:
-            gone += f", {number_text(last, 'mfu')} of the device's FLOPs"
+        if last:
+            gone += use_text(last)
         done = last["round"] if last else 0
         where = (
             f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"

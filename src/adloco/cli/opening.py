@@ -19,8 +19,11 @@ def opening_lines(run: TrainingRun) -> list[str]:
     sizes = _sizes(run)
     workers = f"{span(sizes)} worker{'s' if max(sizes) > 1 else ''}"
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
-    if run.device.type == "cuda" and peak_flops(run.device) is None:
-        device += " (its peak FLOPs are not known, so there is no MFU)"
+    if run.device.type == "cuda":
+        compiles = any(worker.engine.compiles for worker in run.algorithm.workers.values())
+        device += ", compiled" if compiles else ", not compiled"
+        if peak_flops(run.device) is None:
+            device += " (its peak FLOPs are not known, so there is no MFU)"
     return [
         f"{run.algorithm.num_parameters:,} parameters; {counted(len(sizes), 'trainer')} of "
         f"{workers}; on {device}",

@@ -22,16 +22,23 @@ def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
         f"{row['micro_batch']}x{row['accumulation_steps']}{rounded_text(row)}"
         for row in record["trainers"]
     )
-    use = "" if record["mfu"] is None else f", {number_text(record, 'mfu')} of the device's FLOPs"
     loss = "" if record["val_loss"] is None else f" val {measured_text(record, measures)}"
     return (
         f"round {record['round']:>4}  {record['tokens']:>10,} tokens  train "
         f"{number_text(record, 'train_loss')}{loss}  {trainers}"
         f"  sent {sent_text(record)} ({wire_text(record['sync'], wire, '; ')}data-parallel "
         f"{number_text(record, 'bytes_ddp_equivalent')})"
-        f"  {number_text(record, 'tokens_per_second')} tok/s{use}  "
+        f"  {number_text(record, 'tokens_per_second')} tok/s{use_text(record)}  "
         f"{rows_text(record['rows_read'])}"
     ).rstrip()
+
+
+def use_text(record: Record) -> str:
+    """What a round took of a device; empty if its peak is not known, as of a CPU."""
+    if record["mfu"] is None:
+        return ""
+    memory = number_text(record, "memory_bytes")
+    return f", {number_text(record, 'mfu')} of the device's FLOPs, {memory} of memory"
 
 
 def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
