@@ -5,11 +5,11 @@
     .venv/bin/python benchmarks/gpu.py --table                # what is stored, of all devices
     .venv/bin/python benchmarks/gpu.py --platform cpu --tiny  # to try the script; stores nothing
 
-What was measured is stored in benchmarks/gpu/DEVICE.json at the end of its stage, and is not
-measured again without `--again`; a run that failed, or whose words have changed since, is. Most
-stages train a few rounds with `adloco train` on the source code of Python's standard library, in
-bytes, with a head of 32,000 rows, and take the rounds after the first two: median tokens per
-second, MFU (`run/model_flops.py` says what it counts), and the peak memory.
+What was measured is stored in benchmarks/gpu/DEVICE.json at once, and is not measured again without
+`--again`; a run that failed, or whose words have changed since, is. Most stages train a few rounds
+with `adloco train` on the source code of Python's standard library, in bytes, with a head of 32,000
+rows, and take the rounds after the first two: median tokens per second, MFU (`run/model_flops.py`
+says what it counts), and the peak memory.
 """
 
 import json
@@ -446,12 +446,13 @@ def peak_bytes(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(stage: str, runs: Mapping[str, str]) -> dict[str, Result]:
-    """The results of one stage: of these runs, if it trains."""
+def measure(stage: str, runs: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
+    """The results of one stage, as soon as each is there: of these runs, if it trains."""
     if stage in MEASURED:
-        return MEASURED[stage]()
+        yield from MEASURED[stage]().items()
     ends = time.monotonic() + STAGE_SECONDS
-    return {name: trained(words, max(1.0, ends - time.monotonic())) for name, words in runs.items()}
+    for name, words in runs.items():
+        yield name, trained(words, max(1.0, ends - time.monotonic()))
 
 
 def table(stored: Mapping[str, Mapping[str, Result]]) -> str:
@@ -515,12 +516,13 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{stage}: stored", flush=True)
             continue
         print(f"{stage}: measuring ...", flush=True)
-        new = measure(stage, missing)
-        stored[stage] = known | {name: each | about for name, each in new.items()}
-        if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps(stored, indent=1) + "\n")
-        print(table({stage: new}), flush=True)
+        stored[stage] = known
+        for name, result in measure(stage, missing):
+            known[name] = result | about
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_text(file, json.dumps(stored, indent=1) + "\n")
+            print(table({stage: {name: result}}), flush=True)
 
 
 if __name__ == "__main__":

@@ -202,6 +202,17 @@ def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
     gpu.main(line)
     assert len(trained) == 4 and trained[-1].startswith(runs["one"])
 
+    # What has ended is stored, also if the next one never ends.
+    def interrupted(words: str, seconds: float) -> dict[str, Any]:
+        if words.startswith(runs["bad"]):
+            raise KeyboardInterrupt
+        return {"words": words, "seconds": 2}
+
+    monkeypatch.setattr(gpu, "trained", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main([*line, "--again"])
+    assert json.loads(file.read_text())["default"]["one"]["seconds"] == 2
+
 
 def test_a_trial_of_the_script_leaves_the_devices_results_alone(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
