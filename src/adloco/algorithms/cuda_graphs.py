@@ -62,6 +62,8 @@ class Lane:
         """Free all graphs: their memory goes back to the device when none is left, and none that
         failed to be captured keeps it.
         """
+        if self.stream:
+            self.stream.synchronize()  # They may be running still.
         for user in self._users:
             user.forget()
         self.largest = 0

@@ -69,8 +69,9 @@ class InnerSettings:
 
     @cached_property
     def lane(self) -> Lane:
-        """Where graphs of workers run that take turns because their passes are compiled; others
-        have lanes of their own, and compute at once."""
+        """Where graphs of workers run that take turns because their passes are compiled. Others
+        have lanes of their own, and compute at once.
+        """
         return Lane(self.device)
 
 

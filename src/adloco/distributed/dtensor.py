@@ -90,8 +90,9 @@ def in_memory_of(tensor: Tensor, like: Tensor) -> Tensor:
 def converted(
     tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device | None = None
 ) -> list[Tensor]:
-    """Tensors of one data type in another one, by one kernel; local ones, on a device. None: on
-    that of each."""
+    """Local tensors of one data type in another one, by one kernel, on a device (None: each on its
+    own).
+    """
     here = [tensor.to(device or tensor.device) for tensor in tensors]
     if not here or here[0].dtype == dtype:
         return here

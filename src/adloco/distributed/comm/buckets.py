@@ -25,8 +25,9 @@ A sync of four workers with 305M parameters takes 0.1 s on an H100. With the blo
 """
 
 TOGETHER = 1 << 24
-"""Elements of small tensors that one operation handles together on a GPU, where a model has more
-tensors than a sync takes milliseconds."""
+"""Elements of small tensors that one operation handles together on a GPU, where a launch for each
+would take longer than its arithmetic.
+"""
 
 PIECE = 1 << 20
 """Fewest elements that one collective sends; with less, calls cost more than overlap saves."""
