@@ -23,8 +23,8 @@ and 2 where the gap of seed 0 is below three sigma. The corpus has 10.6M tokens,
 repeat it. gap.csv also has what other scripts trained: the final runs of frontier.py whose step has
 twice ddp's tokens (0.13M with 3M tokens, 0.87M with 0.6M), two of its trials (0.87M with 2.4M, as
 many tokens in a step), gpu.py's stages loss-30M-single, which is ddp on one device, and
-loss-30M-diloco (23.9M), and two trials with seed 0: with float32 on the wire (fp32-h3), and with
-rounds of one length (int1-h5).
+loss-30M-diloco (23.9M), and trials with seed 0: with float32 on the wire (fp32-h3, and fp32-h1
+without steps between syncs), and with rounds of one length (int1-h5).
 """
 
 import csv
