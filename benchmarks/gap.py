@@ -24,7 +24,8 @@ repeat it. gap.csv also has what other scripts trained: the final runs of fronti
 twice ddp's tokens (0.13M with 3M tokens, 0.87M with 0.6M), two of its trials (0.87M with 2.4M, as
 many tokens in a step), gpu.py's stages loss-30M-single, which is ddp on one device, and
 loss-30M-diloco (23.9M), and trials with seed 0: with float32 on the wire (fp32-h3, and fp32-h1
-without steps between syncs), and with rounds of one length (int1-h5).
+without steps between syncs), with rounds of one length (int1-h5), and with 4,096 tokens in a step
+(int1-4096-h2).
 """
 
 import csv
