@@ -215,23 +215,17 @@ class OneLane:
     def __init__(self) -> None:
         self.lane = cuda_graphs.Lane(torch.device("cpu"))
         self.workers = [
-            cuda_graphs.CapturedPasses([self._parameter()], self.lane, compiled=True)
-            for _ in range(2)
+            cuda_graphs.CapturedPasses([torch.ones(3)], self.lane, compiled=True) for _ in range(2)
         ]
-
-    @staticmethod
-    def _parameter() -> Tensor:
-        return torch.ones(3, requires_grad=True)
 
     def captures(self, worker: int, samples: int) -> int:
         """How many graphs a pass makes."""
         before = Again.captures
-        parameter = self.workers[worker]
 
         def compute(batch: Tensor, share: Tensor | float) -> Tensor:
             return batch.sum() * share
 
-        loss = parameter.run(compute, torch.ones(samples), 0.5, None)
+        loss = self.workers[worker].run(compute, torch.ones(samples), 0.5, None)
         assert loss.item() == samples / 2
         return Again.captures - before
 

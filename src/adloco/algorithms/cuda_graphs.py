@@ -29,7 +29,9 @@ LARGEST_WORK = 5e11
 """Parameters times elements of a micro-batch, up to which a pass is captured: about there its
 kernels take longer than their launches."""
 LARGEST_COMPILED_WORK = 5e12
-"""The same of a compiled pass, whose calls take the host longer and whose kernels are faster."""
+"""Parameters times elements up to which a compiled pass is captured: more, because its calls take
+the host longer, and its kernels are faster.
+"""
 SHARED_WORK = 2e11
 """Parameters times elements, up to which a GPU is faster if it computes the passes of several
 workers at once, not one after another."""

@@ -143,6 +143,7 @@ class OuterSync:
         result is alpha x the worker's own parameters + (1 - alpha) x these values.
         """
         starts = [local(each) for each in self._pick(fragment, self.global_params)]
+        own_weight = self.syncing.streaming.own_weight
         for replica in replicas:
             params = [local(each) for each in self._pick(fragment, replica.params)]
             residuals = [
@@ -150,7 +151,7 @@ class OuterSync:
                 for each in replica.residuals and self._pick(fragment, replica.residuals)
             ]
             for part in together(params):
-                _set(params[part], starts[part], residuals[part], self.syncing.streaming.own_weight)
+                _start_from(starts[part], params[part], residuals[part], own_weight)
 
     def average_buffers(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
@@ -251,11 +252,11 @@ class OuterSync:
         return [tensors[index] for index in self.fragments[fragment]]
 
 
-def _set(
-    params: list[Tensor], starts: list[Tensor], residuals: list[Tensor], own_weight: float
+def _start_from(
+    starts: list[Tensor], params: list[Tensor], residuals: list[Tensor], own_weight: float
 ) -> None:
-    """Set parameters of a worker to these starts, and its residuals, if it keeps any; see
-    `OuterSync.copy_to_workers`.
+    """Set a worker's parameters, and its residuals if it keeps any, to start from the global ones;
+    see `OuterSync.copy_to_workers`.
     """
     exact, device = starts[0].dtype, params[0].device
     if residuals:

@@ -49,8 +49,9 @@ class CompressedSum:
         self._buckets = bucket_indices(self._like)
         self.stats = SumStats([], [], [])
         self._norms_sq = [torch.zeros(3, len(given.weights), dtype=torch.float64)]
-        """Of what workers wanted to send, of what they sent, of the difference: (3, workers), for
-        each bucket, where they are computed."""
+        """Squared norms of each bucket, (3, workers): of what workers wanted to send, of what they
+        sent, and of the difference.
+        """
         self._rows = [self._rows_of(indices) for _, indices in self._buckets]
         self._blocks = [
             self._encoded(indices, rows, islands.counts(sharded))
@@ -74,8 +75,6 @@ class CompressedSum:
 
     @torch.no_grad()
     def result(self) -> list[Tensor]:
-        norms_sq = torch.stack([each.cpu() for each in self._norms_sq]).sum(0)
-        self.stats.wanted_sq, self.stats.sent_sq, self.stats.error_sq = norms_sq.tolist()
         self._blocks = []  # Not earlier, because on a GPU another stream may still read them.
         results = list(self._like)
         join = self._islands.joined
@@ -90,6 +89,9 @@ class CompressedSum:
             for index, place in zip(indices, places, strict=True):
                 dtype = sum_dtype(self._like[index].dtype)
                 results[index] = with_local(place.to(dtype), like=self._like[index])
+        # Last, because it waits for the device.
+        norms_sq = torch.stack([each.cpu() for each in self._norms_sq]).sum(0)
+        self.stats.wanted_sq, self.stats.sent_sq, self.stats.error_sq = norms_sq.tolist()
         return results
 
     def _encoded(self, indices: Sequence[int], about: Rows, counted: bool) -> Tensor:
