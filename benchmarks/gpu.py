@@ -3,13 +3,17 @@
     .venv/bin/python benchmarks/gpu.py                        # all that are not stored, in order
     .venv/bin/python benchmarks/gpu.py --stage speed-305M
     .venv/bin/python benchmarks/gpu.py --table                # what is stored, of all devices
+    .venv/bin/python benchmarks/gpu.py --check                # fails where this version is slower
     .venv/bin/python benchmarks/gpu.py --platform cpu --tiny  # to try the script; stores nothing
 
 What was measured is stored in benchmarks/gpu/DEVICE.json at once, and is not measured again without
 `--again`; a run that failed, or whose words have changed since, is. Most stages train a few rounds
 with `adloco train` on the source code of Python's standard library, in bytes, with a head of 32,000
 rows, and take the rounds after the first two: median tokens per second, MFU (`run/model_flops.py`
-says what it counts), and the peak memory.
+says what it counts), and the peak memory. `deviation` is the standard deviation over the rounds, or
+over the turns of a measurement, as a part of their mean: of tokens per second, MFU and seconds.
+`--check` measures once more what is stored, stores nothing, and ends with exit code 1 if something
+has become slower by more than 5% and three deviations, or larger by more than 5%.
 """
 
 import json
@@ -44,6 +48,8 @@ from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.traffic import Traffic
 from adloco.errors import require
+from adloco.plan.cluster import Cluster
+from adloco.plan.prediction import memory_of_island
 from adloco.rules.sync_schedule import SyncEvent
 from adloco.run.records import Records
 from adloco.run.start import build_algorithm, open_recipe, place_workers, prepare_run
@@ -57,6 +63,8 @@ LARGE = ("1.1B", "3.4B", "6.7B")
 """Sizes of the stages largest-SIZE."""
 WARM_UP_ROUNDS = 2
 WIDTH, LAYERS, VALUES, TURNS = 1024, 24, 291 << 20, 10
+MARGIN = 0.05
+"""Part by which `--check` lets a number be worse; by three deviations if they are more."""
 PACKAGE = 500_000
 """Most characters of a package's source code in the text of the stages loss-30M."""
 Result = dict[str, Any]
@@ -281,7 +289,14 @@ def largest(size: str, extra: str = "") -> dict[str, Result]:
     if not ended.keys() & {"failure", "does_not_fit"}:
         parameters, peak = map(int, said[-1].split())
         found |= {"parameters": parameters, "peak_bytes": peak}
+        found |= {"planned_bytes": planned_bytes(words, parameters)}
     return {size: found}
+
+
+def planned_bytes(words: str, parameters: int) -> float:
+    """What `adloco plan` says of the memory of these two workers, which share a device."""
+    islands = Cluster(islands=2, bandwidth="1gbit", samples_per_second={1: 1.0})
+    return 2 * memory_of_island(recipe_of(words), parameters, islands)
 
 
 def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
@@ -295,6 +310,7 @@ def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
 
     return {
         "tokens_per_second": median("tokens_per_second"),
+        "deviation": deviation([each["tokens_per_second"] for each in later]),
         "mfu": median("mfu"),
         "sync_seconds": statistics.median(each["sync"]["exposed_seconds"] for each in later),
         "peak_bytes": last["memory_bytes"],
@@ -303,6 +319,11 @@ def of_rounds(rounds: Sequence[Mapping[str, Any]]) -> Result:
         "bytes": last["bytes_communicated"],
         "val_loss": last["val_loss"],
     }
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of these values as a part of their mean; 0 for one value."""
+    return statistics.pstdev(values) / statistics.mean(values)
 
 
 def cuda_tests() -> dict[str, Result]:
@@ -433,7 +454,8 @@ def times(sides: Mapping[str, Callable[[], Any]]) -> dict[str, Result]:
     """Milliseconds of each side: the median of its turns."""
     seconds = in_turns(sides, TURNS, meet=torch.cuda.synchronize)
     return {
-        name: {"milliseconds": 1e3 * statistics.median(turns)} for name, turns in seconds.items()
+        name: {"milliseconds": 1e3 * statistics.median(turns), "deviation": deviation(turns)}
+        for name, turns in seconds.items()
     }
 
 
@@ -453,6 +475,38 @@ def measure(stage: str, runs: Mapping[str, str]) -> Iterator[tuple[str, Result]]
     ends = time.monotonic() + STAGE_SECONDS
     for name, words in runs.items():
         yield name, trained(words, max(1.0, ends - time.monotonic()))
+
+
+def worse(stored: Result, found: Result) -> list[str]:
+    """What is worse in a result than in the stored one of the same words; empty if nothing is."""
+    if "failure" in found:
+        return [found["failure"]]
+    slower = 1 + max(MARGIN, 3 * stored.get("deviation", 0.0))
+    most = {"milliseconds": slower, "peak_bytes": 1 + MARGIN}
+    pairs = {
+        name: (found[name] / stored[name], by) for name, by in most.items() if stored.get(name)
+    }
+    if stored.get("tokens_per_second"):
+        pairs["seconds a token"] = (
+            stored["tokens_per_second"] / found["tokens_per_second"],
+            slower,
+        )
+    return [
+        f"{name} {ratio:.3g} times those that are stored, which is more than {by:.3g}"
+        for name, (ratio, by) in pairs.items()
+        if ratio > by
+    ]
+
+
+def check(stage: str, runs: Mapping[str, str], known: Mapping[str, Result]) -> int:
+    """Measure once more what is known of a stage; how many of its results are worse now."""
+    failed = 0
+    again = {name: words for name, words in runs.items() if name in known}
+    for name, result in measure(stage, again) if known else ():
+        problems = worse(known.get(name, {}), result)
+        failed += bool(problems)
+        print(f"{stage} · {name}: {'; '.join(problems) or 'no worse'}", flush=True)
+    return failed
 
 
 def table(stored: Mapping[str, Mapping[str, Result]]) -> str:
@@ -480,6 +534,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--stage", nargs="+", choices=stages, help="which (default: all of the device, in order)")
     add("--json", type=Path, help="where results are stored (default: benchmarks/gpu/DEVICE.json)")
     add("--again", action="store_true", help="measure what is stored, too")
+    add("--check", action="store_true", help="compare with what is stored; exit code 1 if worse")
     add("--table", action="store_true", help="only print what is stored")
     add("--platform", choices=["cuda", "cpu"], default="cuda", help="cpu: to try the script")
     add("--tiny", action="store_true", help="a tiny model, one round of two steps; --json stores")
@@ -503,14 +558,20 @@ def main(words: Sequence[str] | None = None) -> None:
     stored = read(file) if file else {}
     about = {"device": device, "torch": torch.__version__, "python": platform.python_version()}
     extra = f"--run.device {options.platform} {TINY if options.tiny else ''}"
+    failed = 0
     for stage in chosen:
-        found = {} if options.again else stored.get(stage, {})
         runs = {name: f"{words} {extra}" for name, words in RUNS.get(stage, dict)().items()}
+        found = stored.get(stage, {})
         known = {
             name: each
             for name, each in found.items()
             if "failure" not in each and (name not in runs or each["words"] == runs[name])
         }
+        if options.check:
+            failed += check(stage, runs, known)
+            continue
+        if options.again:
+            known = {}
         missing = {name: words for name, words in runs.items() if name not in known}
         if known and not missing and (runs or known == found):
             print(f"{stage}: stored", flush=True)
@@ -523,6 +584,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_text(file, json.dumps(stored, indent=1) + "\n")
             print(table({stage: {name: result}}), flush=True)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

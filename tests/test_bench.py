@@ -139,6 +139,9 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
     sizes = [matrix.numel() for matrix in matrices]
     # 2 of 1024 x 1024, 2 of 256 x 1024 and 3 of 2816 x 1024, in each of 24 layers.
     assert (len(sizes), sum(sizes)) == (168, 24 * 1024 * (2 * 1024 + 2 * 256 + 3 * 2816))
+    # Parameters, gradients, momentum and what rounding takes off, in bf16, of both workers.
+    on_host = "diloco --inner.optimizer muon --model.dtype bf16 --outer.on_host true"
+    assert gpu.planned_bytes(on_host, 1000) == 2 * 4 * 2 * 1000
     small = gpu.hidden_matrices(16, 1, torch.device("cpu"))
     for step in gpu.optimizer_steps(small).values():
         before = [matrix.detach().clone() for matrix in small]
@@ -177,6 +180,7 @@ def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
     assert found["one"]["rounds"] == 1
     assert found["one"]["tokens"] == 2 * 8 * 32
     assert found["one"]["tokens_per_second"] > 0
+    assert found["one"]["deviation"] == 0  # There is one round.
     assert found["one"]["device"] == "cpu"
     assert "inner.lr" in found["bad"]["failure"]
     assert "default · one: seconds" in capsys.readouterr().out
@@ -212,6 +216,46 @@ def test_stages_on_a_gpu_are_stored_and_not_measured_twice(
     with pytest.raises(KeyboardInterrupt):
         gpu.main([*line, "--again"])
     assert json.loads(file.read_text())["default"]["one"]["seconds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        # 9% slower: within three deviations of 3%; 5% larger is just within.
+        ({"tokens_per_second": 92.0, "peak_bytes": 105, "milliseconds": 9.0}, ""),
+        ({"tokens_per_second": 91.0, "peak_bytes": 100}, "seconds a token 1.1 times"),
+        ({"tokens_per_second": 120.0, "peak_bytes": 106}, "peak_bytes 1.06 times"),
+        ({"milliseconds": 11.0}, "milliseconds 1.1 times those that are stored, which is more"),
+        ({"failure": "exit code 2: no memory"}, "exit code 2: no memory"),
+    ],
+)
+def test_a_version_that_is_worse_than_what_is_stored_fails_its_check(
+    bench: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: dict[str, Any],
+    said: str,
+) -> None:
+    gpu, file = bench("gpu"), tmp_path / "device.json"
+    line = ["--platform", "cpu", "--tiny", "--stage", "default", "--json", str(file)]
+    runs = {"one": "single", "not measured yet": "ddp"}
+    monkeypatch.setitem(gpu.RUNS, "default", lambda: runs)
+    numbers = {"tokens_per_second": 100.0, "peak_bytes": 100, "deviation": 0.03}
+    if "milliseconds" in found and said:
+        numbers = {"milliseconds": 10.0, "deviation": 0.001}
+    words = f"single --run.device cpu {gpu.TINY}"
+    file.write_text(json.dumps({"default": {"one": numbers | {"words": words}}}))
+    before = file.read_text()
+    monkeypatch.setattr(gpu, "trained", lambda *_: found)
+    if said:
+        with pytest.raises(SystemExit) as ended:
+            gpu.main([*line, "--check"])
+        assert ended.value.code == 1
+    else:
+        gpu.main([*line, "--check"])
+    assert capsys.readouterr().out.startswith(f"default · one: {said or 'no worse'}")
+    assert file.read_text() == before
 
 
 def test_a_trial_of_the_script_leaves_the_devices_results_alone(

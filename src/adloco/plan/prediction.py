@@ -128,7 +128,7 @@ def predict(
         workers=workers,
         round=found,
         seconds=seconds,
-        memory_bytes=_memory(recipe, workload, cluster),
+        memory_bytes=memory_of_island(recipe, workload.parameters, cluster),
         loss=target.loss(recipe, batch, tokens) if target.loss else None,
         price=seconds / 3600 * cluster.islands * cluster.price_per_hour,
     )
@@ -208,7 +208,7 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
     return parameters + bytes_of_mean(syncing.difference_wire, workload.parameters, workers)
 
 
-def _memory(recipe: Recipe, workload: Workload, cluster: Cluster) -> float:
+def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> float:
     """Bytes of an island's devices; what `outer.on_host` keeps beside them is not counted.
 
     The ranks of a sharded worker have its tensors together, and each replica has all of them.
@@ -225,4 +225,4 @@ def _memory(recipe: Recipe, workload: Workload, cluster: Cluster) -> float:
     else:
         copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
         replicas = ranks_of_island(recipe, cluster) // max(1, recipe.placement.shard_size)
-    return each * workload.parameters * replicas * copies
+    return each * parameters * replicas * copies
