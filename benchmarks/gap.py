@@ -49,8 +49,11 @@ SIGMA = 0.011
 """Standard deviation of a gap over seeds: that of diloco-int1 with H = 3 in frontier.json."""
 LEFT_OUT = 0.1
 """Part of a gap by which a law is off even without noise, because gaps have more causes."""
-LONG = 10
-"""Tokens a parameter above which a law is shown by itself: sizes differ in how long they train."""
+SIGMAS = (0.0040, 0.0074)
+"""Standard deviations of a gap over seeds, pooled over the gaps with several: on more than 256
+validation windows, and on 256."""
+LONG = 300
+"""Syncs above which runs are left out, to see what shorter ones say of them."""
 SMALLEST, WIDTH = 133_440, 64
 SIZES = {
     133_440: (64, 2, 64),
@@ -354,35 +357,38 @@ def page(found: Sequence[Gap]) -> str:
     return table([*heads, "seeds", "windows", "loss", "gap"], cells)
 
 
-NAMES = ("parameters", "tokens a parameter", "K", "syncs")
+NAMES = ("log a", "b", "-c", "f")
+START = np.array([0.0, 0.7, -1.0, 0.0])
 
 
-def power_law(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """c of gap = exp(c . (1, logs of the place)) with the least squares of the gap itself, which
-    may be below 0 for single runs; by Gauss and Newton with halved steps.
+def said(constants: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The gaps of a law, (K - 1)^b (a S^-c + f), at these places, and their slopes by constant."""
+    scale, by_workers, by_syncs, floor = constants
+    others, syncs = places[:, 2] - 1, places[:, 3]
+    grown, falling = others**by_workers, np.exp(scale) * syncs**by_syncs
+    gaps = grown * (falling + floor)
+    slopes = (grown * falling, np.log(others) * gaps, np.log(syncs) * grown * falling, grown)
+    return gaps, np.column_stack(slopes)
+
+
+def fitted(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The constants with the least squares of the gap itself, which may be below 0 for single
+    runs; by Gauss and Newton with halved steps.
     """
-    logs = np.column_stack([np.ones(len(places)), np.log(places)])
-    roots = np.sqrt(weights)
-    found: np.ndarray = np.linalg.lstsq(logs, np.log(np.maximum(values, 1e-3)), rcond=None)[0]
+    roots, found = np.sqrt(weights), START
 
     def error(at: np.ndarray) -> float:
-        return float((weights * (values - np.exp(logs @ at)) ** 2).sum())
+        with np.errstate(all="ignore"):  # Of steps that are far too long, and halved then.
+            return float((weights * (values - said(at, places)[0]) ** 2).sum())
 
     for _ in range(100):
-        fitted = np.exp(logs @ found)
-        slopes = (roots * fitted)[:, None] * logs
-        step = np.linalg.lstsq(slopes, roots * (values - fitted), rcond=None)[0]
+        gaps, slopes = said(found, places)
+        step = np.linalg.lstsq(roots[:, None] * slopes, roots * (values - gaps), rcond=None)[0]
         shorter = (found + step / 2**halvings for halvings in range(20))
         better = next((each for each in shorter if error(each) < error(found)), None)
         if better is None:
             break
         found = better
-    return found
-
-
-def said(constants: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The gaps of a law at these places."""
-    found: np.ndarray = np.exp(np.column_stack([np.ones(len(places)), np.log(places)]) @ constants)
     return found
 
 
@@ -394,8 +400,10 @@ def of_several(found: Sequence[Gap]) -> list[Gap]:
 def data_of(used: Sequence[Gap]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places, gaps and weights, which are 1 / variance: of seeds, and of what a law leaves out."""
     values = np.array([gap.relative for gap in used])
-    seeds = np.array([gap.difference.seeds for gap in used])
-    variances = SIGMA**2 / seeds + (LEFT_OUT * values) ** 2
+    variances = np.array(
+        [SIGMAS[gap.row["windows"] == "256"] ** 2 / gap.difference.seeds for gap in used]
+    )
+    variances += (LEFT_OUT * values) ** 2
     return np.array([gap.place for gap in used]), values, 1 / variances
 
 
@@ -407,69 +415,62 @@ def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarra
     """
     used = of_several(found)
     places, values, weights = data_of(used)
-    varied = [len(set(column)) > 1 for column in places.T] if used else []
+    varied = [len(set(column)) > 1 for column in places[:, 2:].T] if used else []
     require(
-        len(used) > 7 and all(varied),
-        f"the law has 5 constants, and {len(used)} gaps are stored, which must be 8 at least and "
-        "differ in size, tokens, workers and syncs; train more first",
+        len(used) > 6 and all(varied),
+        f"the law has 4 constants, and {len(used)} gaps are stored, which must be 7 at least and "
+        "differ in workers and syncs; train more first",
     )
     draws = np.random.default_rng(0)
     chosen = [draws.integers(len(used), size=len(used)) for _ in range(repeats)]
-    again = [power_law(places[each], values[each], weights[each]) for each in chosen]
-    return power_law(places, values, weights), np.array(again)
+    again = [fitted(places[each], values[each], weights[each]) for each in chosen]
+    return fitted(places, values, weights), np.array(again)
 
 
 def held_out(found: Sequence[Gap]) -> list[list[str]]:
-    """For each size the mean of its gaps, and what a law of the other sizes says."""
-    cells, used = [], of_several(found)
-    for size in sorted({gap.place[0] for gap in used}):
-        others = power_law(*data_of([gap for gap in used if gap.place[0] != size]))
-        places, values, _ = data_of([gap for gap in used if gap.place[0] == size])
-        means = [f"{100 * each.mean():.1f}" for each in (values, said(others, places))]
-        cells.append([f"{size / 1e6:.2f}M", str(len(values)), *means])
+    """For each size, and for the longest runs, the mean gap and what a law of the others says."""
+    used = of_several(found)
+    sizes = sorted({gap.place[0] for gap in used})
+    parts = {f"{size / 1e6:.2f}M": [gap.place[0] == size for gap in used] for size in sizes}
+    parts[f"more than {LONG} syncs"] = [gap.place[3] > LONG for gap in used]
+    cells = []
+    for name, out in parts.items():
+        others = [gap for gap, left in zip(used, out, strict=True) if not left]
+        places, values, weights = data_of([gap for gap in used if gap not in others])
+        if others and len(values):
+            gaps, _ = said(fitted(*data_of(others)), places)
+            off = math.sqrt(float((weights * (values - gaps) ** 2).mean()))
+            means = [f"{100 * each.mean():.1f}" for each in (values, gaps)]
+            cells.append([name, str(len(values)), *means, f"{off:.1f}"])
     return cells
 
 
-def exponents(best: np.ndarray, drawn: np.ndarray) -> str:
-    """A table of a law's exponents with 95% intervals."""
-    lowest, highest = np.quantile(drawn, (0.025, 0.975), axis=0)
-    cells = [
-        [name, f"{best[i]:+.2f}", f"{lowest[i]:+.2f} to {highest[i]:+.2f}"]
-        for i, name in enumerate(NAMES, 1)
-    ]
-    return table(["gap grows with", "to the power", "95%"], cells)
-
-
-def of_long(found: Sequence[Gap]) -> str:
-    """The exponents from long runs alone, or why there are none."""
-    try:
-        return exponents(*law([gap for gap in found if gap.place[1] > LONG]))
-    except ValueError as error:
-        return str(error)
-
-
 def told_law(found: Sequence[Gap]) -> str:
-    """The exponents of the law and what it predicts, with 95% intervals over the gaps."""
+    """The law and what it predicts, with 95% intervals over the gaps."""
     best, drawn = law(found)
+    lowest, highest = np.quantile(drawn, (0.025, 0.975), axis=0)
+    constants = [
+        [name, f"{best[i]:+.4f}", f"{lowest[i]:+.4f} to {highest[i]:+.4f}"]
+        for i, name in enumerate(NAMES)
+    ]
     rows = []
-    for place in ((30e6, 20, 4, 1e3), (124e6, 20, 4, 1e3), (1e9, 20, 4, 1e3), (1e9, 20, 4, 1e4)):
-        logs = np.array([1.0, *np.log(place)])
-        low, high = np.quantile(np.exp(drawn @ logs), (0.025, 0.975))
-        size, ratio, workers, syncs = place
-        cells = [f"{size / 1e6:g}M", f"{ratio}", f"{workers}", f"{syncs:,.0f}"]
-        rows.append([*cells, f"{math.exp(best @ logs):.2%}", f"{low:.2%} to {high:.2%}"])
-    constants = ", ".join(f"{each:.4f}" for each in best)
+    for workers, syncs in ((2, 1e3), (4, 1e2), (4, 1e3), (4, 1e4), (8, 1e3)):
+        place = np.array([[0, 0, workers, syncs]])
+        low, high = np.quantile([said(each, place)[0] for each in drawn], (0.025, 0.975))
+        cells = [f"{workers}", f"{syncs:,.0f}", f"{said(best, place)[0][0]:.2%}"]
+        rows.append([*cells, f"{low:.2%} to {high:.2%}"])
+    best_said = ", ".join(f"{each:.4f}" for each in best)
     covariance = ",\n".join(
-        "    (" + ", ".join(f"{each:.7f}" for each in row) + ")" for row in np.cov(drawn.T)
+        "    (" + ", ".join(f"{each:.4e}" for each in row) + ")" for row in np.cov(drawn.T)
     )
+    heads = ["left out", "gaps", "mean (%)", "law of the others (%)", "off by (deviations)"]
     return "\n\n".join(
         [
-            exponents(best, drawn),
-            f"From runs of more than {LONG} tokens a parameter alone:",
-            of_long(found),
-            table([*NAMES, "gap", "95%"], rows),
-            table(["size left out", "gaps", "mean (%)", "law of the others (%)"], held_out(found)),
-            f"src/adloco/plan/gap_law.py:\nCONSTANTS = ({constants})\n"
+            "gap = (K - 1)^b (a S^-c + f)",
+            table(["constant", "", "95%"], constants),
+            table(["K", "syncs", "gap", "95%"], rows),
+            table(heads, held_out(found)),
+            f"src/adloco/plan/gap_law.py:\nCONSTANTS = ({best_said})\n"
             f"COVARIANCE = (\n{covariance},\n)",
         ]
     )
@@ -485,7 +486,8 @@ def picture(found: Sequence[Gap], file: Path) -> None:
     markers = dict(zip(sorted({gap.place[0] for gap in used}), "osD^v", strict=False))
     for gap in used:
         size, _, workers, syncs = gap.place
-        for axes, x in ((by_syncs, syncs), (by_law, 100 * said(best, np.array([gap.place]))[0])):
+        told = said(best, np.array([gap.place]))[0][0]
+        for axes, x in ((by_syncs, syncs), (by_law, 100 * told)):
             axes.errorbar(
                 x,
                 100 * gap.relative,
@@ -497,8 +499,8 @@ def picture(found: Sequence[Gap], file: Path) -> None:
             )
     syncs = np.geomspace(6, 4000, 50)
     for workers, colour in colours.items():
-        places = np.column_stack([np.full((50, 3), (SMALLEST, 20, workers)), syncs])
-        by_syncs.plot(syncs, 100 * said(best, places), color=colour, label=f"K = {workers}")
+        places = np.column_stack([np.full((50, 3), (0, 0, workers)), syncs])
+        by_syncs.plot(syncs, 100 * said(best, places)[0], color=colour, label=f"K = {workers}")
     for size, marker in markers.items():
         label = f"{size / 1e6:.2f}M parameters"
         by_law.plot([], [], color="gray", marker=marker, linestyle="", label=label)
@@ -508,7 +510,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
         axes.legend(fontsize=7)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:g}")
-    by_syncs.set(xlabel="syncs (lines: the law at 0.13M)", ylabel="loss above data-parallel, %")
+    by_syncs.set(xlabel="syncs (lines: the law)", ylabel="loss above data-parallel, %")
     by_law.set(xlabel="what the law says, %")
     figure.savefig(file, dpi=110)
 

@@ -1,10 +1,10 @@
 """What fewer syncs cost: the law of the gap between local and data-parallel training.
 
-    gap = exp(c . (1, log N, log D / N, log K, log S))
+    gap = (K - 1)^b (a S^-c + f)
 
-The gap is how much higher the loss is, as a part of it, with N parameters, D tokens, K workers and
-S syncs, everything else tuned. `benchmarks/gap.py --fit` fits c to its runs and prints what stands
-here; docs/plan.md shows the runs.
+The gap is how much higher the loss is, as a part of it, with K workers and S syncs, everything else
+tuned. `benchmarks/gap.py --fit` fits (log a, b, -c, f) to its runs and prints what stands here;
+docs/plan.md shows the runs.
 """
 
 import math
@@ -12,17 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CONSTANTS = (-1.8863, 0.0610, -0.0974, 0.8712, -0.7379)
-"""c, fitted to the gaps of RUNS."""
+CONSTANTS = (-0.1157, 0.6460, -0.9564, 0.0032)
+"""log a, b, -c and f, fitted to the gaps of RUNS."""
 RUNS = "0.13M to 24M parameters, 0.7 to 300 tokens a parameter, 2 to 8 workers and 6 to 3,702 syncs"
 COVARIANCE = (
-    (1.1633662, -0.0949387, -0.0636040, -0.0145791, 0.0338598),
-    (-0.0949387, 0.0081941, 0.0053933, -0.0000342, -0.0037194),
-    (-0.0636040, 0.0053933, 0.0060373, -0.0005194, -0.0030642),
-    (-0.0145791, -0.0000342, -0.0005194, 0.0088260, 0.0007496),
-    (0.0338598, -0.0037194, -0.0030642, 0.0007496, 0.0039626),
+    (1.0006e-01, -1.8524e-03, -2.8802e-02, 2.2580e-04),
+    (-1.8524e-03, 3.5410e-03, -9.0594e-04, -1.3636e-05),
+    (-2.8802e-02, -9.0594e-04, 9.3724e-03, -7.3926e-05),
+    (2.2580e-04, -1.3636e-05, -7.3926e-05, 1.1477e-06),
 )
-"""The covariance of c over fits to drawn gaps (bootstrap)."""
+"""The covariance of the constants over fits to drawn gaps (bootstrap)."""
 SLOPE = 0.07
 """Part by which a loss falls when the tokens grow by a part: 0.094 and 0.05 between 5, 20 and 80
 tokens a parameter of 0.13M (`benchmarks/gap.py --table`), and 0.058 for 1 billion at 20 by the law
@@ -41,15 +40,17 @@ class Gap:
     """90% of the laws that fit the runs lie between these."""
 
 
-def gap(parameters: float, tokens: float, workers: int, syncs: float) -> Gap:
+def gap(workers: int, syncs: float) -> Gap:
     """The gap of local training; none for one worker."""
     if workers < 2:
         return Gap(0.0, 0.0, 0.0)
-    logs = np.log([math.e, parameters, tokens / parameters, workers, max(syncs, 1.0)])
-    middle = float(logs @ CONSTANTS)
-    half = NORMAL_90 * math.sqrt(logs @ np.array(COVARIANCE) @ logs)
-    least, expected, most = (math.exp(middle + each) for each in (-half, 0.0, half))
-    return Gap(expected, least, most)
+    scale, by_workers, by_syncs, floor = CONSTANTS
+    others, logs = float(workers - 1), math.log(max(syncs, 1.0))
+    grown, falling = others**by_workers, math.exp(scale + by_syncs * logs)
+    expected = grown * (falling + floor)
+    slopes = np.array([grown * falling, math.log(others) * expected, logs * grown * falling, grown])
+    half = NORMAL_90 * math.sqrt(slopes @ np.array(COVARIANCE) @ slopes)
+    return Gap(expected, max(0.0, expected - half), expected + half)
 
 
 def times_tokens(relative_gap: float) -> float:

@@ -37,9 +37,7 @@ class Target:
     """False if the noise scale, which tells what larger batches cost in tokens, is missing."""
 
 
-def tokens_target(
-    found: Sequence[Candidate], *, parameters: float, noise_scale: float | None
-) -> Target:
+def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> Target:
     """The progress that the candidates' common budget in tokens makes in data-parallel training
     with the smallest of their batches.
 
@@ -47,7 +45,6 @@ def tokens_target(
 
     Args:
         found: The candidates.
-        parameters: Size of the model.
         noise_scale: B in samples: a batch b needs 1 + b / B times the tokens of a tiny one. None:
             batches cost nothing.
 
@@ -68,7 +65,7 @@ def tokens_target(
         """The gap to data-parallel training at the end of the budget."""
         workers, _ = recipe.after_merges
         of_round = batch * recipe.data.context_tokens * sync_every_of(recipe)
-        return gap(parameters, tokens, workers, tokens / of_round)
+        return gap(workers, tokens / of_round)
 
     def times(recipe: Recipe, batch: float, relative_gap: float) -> float:
         price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
@@ -100,9 +97,8 @@ def tokens_target(
         assumptions=(
             batches,
             *apart,
-            f"Fewer syncs cost tokens by a law of runs with {RUNS}. The longest of them cost more "
-            "than it says, and far from these it is a guess. Wire format and overlap cost none. "
-            "Give --runs of your own to replace it.",
+            f"Fewer syncs cost tokens by a law of runs with {RUNS}. Far from these it is a guess. "
+            "Wire format and overlap cost none. Give --runs of your own to replace it.",
         ),
     )
 
