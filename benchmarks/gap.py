@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/gap.py --table         # the gaps; trains nothing
     .venv/bin/python benchmarks/gap.py --fit           # the law, with intervals and predictions
     .venv/bin/python benchmarks/gap.py --picture       # writes gap.png
+    .venv/bin/python benchmarks/gap.py --run 869504,20,int1-4096-h2,4,0,0.008,0.7,0.6
 
 Problem and counting of bytes are frontier.py's; `loss` is the last one, of trials on 256 validation
 windows and of final runs on all (`windows` is 0), on which losses deviate less between seeds (by
@@ -23,9 +24,8 @@ and 2 where the gap of seed 0 is below three sigma. The corpus has 10.6M tokens,
 repeat it. gap.csv also has what other scripts trained: the final runs of frontier.py whose step has
 twice ddp's tokens (0.13M with 3M tokens, 0.87M with 0.6M), two of its trials (0.87M with 2.4M, as
 many tokens in a step), gpu.py's stages loss-30M-single, which is ddp on one device, and
-loss-30M-diloco (23.9M), and trials with seed 0: with float32 on the wire (fp32-h3, and fp32-h1
-without steps between syncs), with rounds of one length (int1-h5), and with 4,096 tokens in a step
-(int1-4096-h2).
+loss-30M-diloco (23.9M), and runs of `--run`: with float32 on the wire (fp32-h3, and fp32-h1
+without steps between syncs), with rounds of one length (int1-h5), and with more tokens in a step.
 """
 
 import csv
@@ -90,20 +90,29 @@ METHODS = {
         arm="outer-alone", step_tokens=1024, rates=PARALLEL, outer=OUTER[2:3], sync_every=30
     ),
     **{
-        f"int1-h{steps}": Method(
-            arm="diloco-int1",
-            step_tokens=2048,
+        name: Method(
+            arm=arm,
+            step_tokens=step_tokens,
             rates=LOCAL,
             outer=OUTER[1:4],
             sync_every=steps,
-            growth=1.0,
+            growth=growth,
         )
-        for steps in (3, 11)
+        for name, arm, step_tokens, steps, growth in (
+            ("int1-h3", "diloco-int1", 2048, 3, 1.0),
+            ("int1-h11", "diloco-int1", 2048, 11, 1.0),
+            ("int1-h5", "diloco-int1", 2048, 5, 0.0),
+            ("int1-4096-h2", "diloco-int1", 4096, 2, 1.0),
+            ("int1-8192-h1", "diloco-int1", 8192, 1, 1.0),
+            ("fp32-h1", "diloco", 2048, 1, 0.0),
+            ("fp32-h3", "diloco", 2048, 3, 1.0),
+        )
     },
 }
 """ddp-2048 has as many tokens in a step as the arms that send less: its gap is the batch's part of
 theirs. ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3
-sends about 1/300 of the bytes of ddp, int1-h11 about 1/1,000."""
+sends about 1/300 of the bytes of ddp, int1-h11 about 1/1,000. Those that GRID has not are trained
+by `--run`, and their rows are trials."""
 
 FOUR, TWO_AND_EIGHT = (("int1-h3", 4), ("int1-h11", 4)), (("int1-h3", 2), ("int1-h3", 8))
 OTHERS = (("ddp-outer", 1), *TWO_AND_EIGHT, ("int1-h11", 2), ("int1-h11", 8))
@@ -120,6 +129,7 @@ GRID: Sequence[tuple[int, int, tuple[tuple[str, int], ...]]] = (
     (1_906_368, 20, FOUR),
 )
 """Parameters, tokens a parameter, and methods with their workers, besides ddp; in this order."""
+FINAL = {"ddp", *(method for _, _, others in GRID for method, _ in others)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +183,7 @@ class Run:
             "bytes": curve["bytes"][-1] if curve else "",
             "loss": "" if loss is None else f"{loss:.5f}",
             "syncs": curve["syncs"][-1] if curve else "",
-            "stage": "trial" if self.seed == TUNING_SEED else "final",
+            "stage": "trial" if self.seed == TUNING_SEED or self.method not in FINAL else "final",
             "sync_every": method.sync_every,
             "growth": f"{method.growth:g}",
             "batch": method.step_tokens // context,
@@ -267,6 +277,35 @@ def wanted(rows: Rows) -> list[Run]:
         if missing:
             return missing
     return []
+
+
+def run_of(words: str) -> Run:
+    """The final run that is described by PARAMETERS,RATIO,METHOD,K,SEED,LR[,OUTER LR,MOMENTUM]."""
+    size, ratio, method, *numbers = words.split(",")
+    require(
+        size in map(str, SIZES) and method in METHODS and len(numbers) in (3, 5),
+        "a run must be PARAMETERS,RATIO,METHOD,K,SEED,LR[,OUTER LR,MOMENTUM] with parameters of "
+        f"{', '.join(map(str, SIZES))} and a method of {', '.join(METHODS)}, got {words!r}",
+    )
+    lr, outer_lr, momentum = map(float, [*numbers[2:], "0", "0"][:3])
+    return Run(
+        parameters=int(size),
+        tokens=int(ratio) * int(size),
+        workers=int(numbers[0]),
+        method=method,
+        lr=lr,
+        outer_lr=outer_lr,
+        momentum=momentum,
+        seed=int(numbers[1]),
+        windows=0,
+    )
+
+
+def train(runs: Sequence[Run], file: Path, parallel: int) -> None:
+    """Train runs, and add a row of each to the file."""
+    each = {run.spec: run for run in runs}
+    for spec, result in train_runs(list(each), file.stem, parallel):
+        store(each[spec].row(result), file)
 
 
 def store(row: Mapping[str, str], file: Path) -> None:
@@ -520,13 +559,17 @@ def main(words: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--parallel", type=int, default=2, help="runs at once (default: 2)")
     add("--csv", type=Path, default=Path("benchmarks/gap.csv"), help="file of the runs")
+    add("--run", nargs="+", help="train these runs alone: PARAMETERS,RATIO,METHOD,K,SEED,LR[,...]")
     for name, about in (("table", "the gaps"), ("fit", "the law"), ("picture", "a picture")):
         add(f"--{name}", action="store_true", help=f"make {about} from stored runs; train nothing")
     options = parser.parse_args(words)
+    if options.run:
+        runs = [run for run in map(run_of, options.run) if run.identity not in read(options.csv)]
+        train(runs, options.csv, options.parallel)
+        return
     if not (options.table or options.fit or options.picture):
-        while runs := {run.spec: run for run in wanted(read(options.csv))}:
-            for spec, result in train_runs(list(runs), options.csv.stem, options.parallel):
-                store(runs[spec].row(result), options.csv)
+        while runs := wanted(read(options.csv)):
+            train(runs, options.csv, options.parallel)
         return
     found = gaps(read(options.csv))
     require(bool(found), f"no final runs in {options.csv} can be compared; train some first")

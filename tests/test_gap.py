@@ -68,6 +68,26 @@ def test_what_is_wanted_follows_from_what_is_stored(
     assert not gap.wanted(rows_of(gap, losses))
 
 
+def test_a_run_that_is_asked_for(gap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "869504,20,fp32-h1,4,1,0.008,1,0"
+    run = gap.run_of(words)
+    assert (run.tokens, run.windows, run.lr, run.outer_lr) == (20 * 869_504, 0, 0.008, 1.0)
+    recipe = run.spec.recipe()
+    assert (recipe.method.sync_every, recipe.method.sync_growth) == (1, 0.0)
+    (row,) = rows_of(gap, {run: 1.0}).values()
+    assert row["stage"] == "trial", "no entry of the grid has it"
+    assert gap.run_of("133440,5,ddp,1,2,0.016").momentum == 0
+    for bad in ("869504,20,fp32-h1", "1,20,ddp,1,0,0.1", "869504,20,int3,4,0,0.1"):
+        with pytest.raises(ValueError, match="a run must be PARAMETERS,RATIO,METHOD"):
+            gap.run_of(bad)
+    file, trained = tmp_path / "gap.csv", []
+    gap.store(row, file)
+    monkeypatch.setattr(gap, "train", lambda runs, *_: trained.extend(runs))
+    other = words.replace(",1,0.008", ",2,0.008")
+    gap.main(["--csv", str(file), "--run", words, other])
+    assert trained == [gap.run_of(other)], "the first is stored"
+
+
 def test_losses_on_all_windows_are_compared_if_there_are_some(gap: Any) -> None:
     ddp, local = (
         gap.finals(133_440, 5, gap.trials(method, workers, 5, {})[0][0])
