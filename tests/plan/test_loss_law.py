@@ -108,6 +108,10 @@ def test_noise_of_one_percent() -> None:
     assert found.runs is not None and 0.01 < found.runs.median < 0.1
     interval = found.tokens_interval(loss, method="diloco", batch=16, sync_every=20)
     assert interval is not None and interval[0] < 6e5 < interval[1] < 1.5 * interval[0]
+    needed = sorted(
+        law.tokens_to(loss, method="diloco", batch=16, sync_every=20) for law in found.draws
+    )
+    assert len(needed) == 100 and interval == (needed[5], needed[94]), "90 of 100"
     assert fit_loss_law(points, draws=2).draws == found.draws[:2], "seeded"
 
 

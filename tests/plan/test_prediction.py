@@ -135,11 +135,13 @@ def test_equal_progress() -> None:
     assert target.tokens(ddp, 8) == 1000
     assert target.tokens(ddp, 16) == 1500
     of_round = 16 * diloco.data.context_tokens * 50
-    behind = gap(2, 1000 / of_round)
-    assert target.tokens(diloco, 16) == pytest.approx(1500 * times_tokens(behind.expected))
+    needed = target.tokens(diloco, 16)
+    behind = gap(2, needed / of_round)  # After the tokens that it needs, not after the budget.
+    assert needed == pytest.approx(1500 * times_tokens(behind.expected))
     assert target.interval is not None
     low, high = target.interval(diloco, 16)
-    assert 1500 < low < target.tokens(diloco, 16) < high
+    assert 1500 < low < needed < high
+    assert low == pytest.approx(1500 * times_tokens(gap(2, low / of_round).least))
     assert target.interval(ddp, 8) is None
     parallel, local = (
         with_spread(predict(found[at], WORKLOAD, cluster, target), target) for at in (0, -1)
@@ -164,11 +166,11 @@ def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
     assert said not in target.assumptions
     apart = candidates(["diloco"], budget, cluster)
     assert said in tokens_target(apart, noise_scale=8.0).assumptions
-    each = 1e8 / (16 * apart[0].recipe.data.context_tokens * 50)
+    of_round = 16 * apart[0].recipe.data.context_tokens * 50
     for one, trainers in zip(apart, (1, 2, 4), strict=True):
-        behind = gap(8 // trainers, each).expected
-        wanted = pytest.approx(trainers * 1e8 * times_tokens(behind))
-        assert target.tokens(one.recipe, 16) == wanted
+        needed = target.tokens(one.recipe, 16)
+        behind = gap(8 // trainers, needed / trainers / of_round).expected
+        assert needed == pytest.approx(trainers * 1e8 * times_tokens(behind))
 
 
 def test_only_batches_that_are_trained_are_named() -> None:
@@ -218,6 +220,40 @@ def test_memory_of_an_island(settings: tuple[tuple[str, str], ...], copies: floa
 
 def recipe(name: str, *settings: tuple[str, str]) -> Recipe:
     return build_recipe(override(read_values(name), list(settings)))
+
+
+@pytest.mark.parametrize(
+    ("shards", "replicas", "copies", "sent"),
+    [
+        # Four islands of eight ranks. All ranks have one copy: 3 x 3/4 in each of two passes.
+        ("0", "1", 1 / 4, 2 * 3 * 3 / 4),
+        # A copy in each island: the ring of the gradients alone.
+        ("8", "4", 1, 2 * 3 / 4),
+        ("2", "0", 4, 2 * 3 / 4),
+        ("1", "0", 8, 2 * 3 / 4),
+        # A copy in two islands each, and half of it in each of two rings between them.
+        ("16", "2", 1 / 2, 2 * 3 * 1 / 2 + 1 / 2),
+    ],
+)
+def test_shards_of_data_parallel_training(
+    shards: str, replicas: str, copies: float, sent: float
+) -> None:
+    """In copies of a million parameters in fp32, with AdamW's two moments and gradients."""
+    cluster = Cluster(islands=4, ranks=8, bandwidth="1gbit", samples_per_second={64: 16.0})
+    shape = (("placement.shard_size", shards), ("placement.replica_size", replicas))
+    batch = (("batch.initial", "512"), ("switch.max_micro_batch", "8"), ("run.tokens", "100000"))
+    found = made("ddp", cluster, ("inner.optimizer", "adamw"), *batch, *shape)
+    assert found.memory_bytes == 4e6 * 4 * copies
+    assert found.bytes_sent == pytest.approx(4e6 * sent * found.syncs)
+
+
+def test_all_ranks_of_an_island_can_share_a_worker() -> None:
+    cluster = Cluster(islands=2, ranks=8, bandwidth="1gbit", samples_per_second={8: 16.0})
+    for shards in ("0", "8"):
+        found = made(
+            "diloco", cluster, ("inner.optimizer", "muon"), ("placement.shard_size", shards)
+        )
+        assert found.memory_bytes == 4e6 * 5
 
 
 @pytest.mark.parametrize(

@@ -53,5 +53,12 @@ def test_no_more_points_than_a_picture_can_show(total: int, each: int) -> None:
     assert len(found["loss"]) == -(-total // each) <= POINTS
 
 
+def test_steps_of_rounds_whose_lines_are_lost_count_their_tokens() -> None:
+    """Steps 1 to 3 of six are lost: 60 samples in all, 30 of them in the lines that are left."""
+    steps = [line(0, step, 1.0, 10) for step in (4, 5, 6)]
+    found = step_losses([{"inner_steps": 6, "tokens": 600, "samples": 60}], steps)[0]
+    assert found["tokens"] == [400.0, 500.0, 600.0]
+
+
 def test_a_run_without_steps_has_no_lines() -> None:
     assert step_losses([{"inner_steps": 3, "tokens": 3, "samples": 3}], []) == {}

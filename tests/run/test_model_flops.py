@@ -5,7 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from adloco.run.model_flops import flops_per_token, peak_flops, use_per_token
 
@@ -30,6 +37,19 @@ def test_a_gpt2_whose_layers_are_no_linear_modules() -> None:
     config = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)
     expected = 6 * (2 * 12 * 32 * 32 + 32 * 100) + 12 * 2 * 32 * 64
     assert flops_per_token(GPT2LMHeadModel(config), 64) == expected
+
+
+def test_a_model_of_which_a_token_takes_a_part_is_unknown() -> None:
+    """Experts are stacked; a token goes through two of eight."""
+    config = MixtralConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    assert flops_per_token(MixtralForCausalLM(config), 64) is None
 
 
 def test_a_model_without_a_configuration_is_unknown() -> None:

@@ -1,5 +1,6 @@
 """Arms: their words, their folders, and what must be equal."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.study.arms import parse_arm, plan_runs
-from adloco.study.fairness import held_equal, inequalities
+from adloco.study.fairness import differences, held_equal, inequalities
 
 
 def test_words_of_an_arm() -> None:
@@ -104,3 +105,30 @@ def test_inequality_within_an_arm_is_seen(tmp_path: Path) -> None:
     run = plan_runs(["diloco"], [], 1, tmp_path)[0]
     other = replace(run, recipe=replace(run.recipe, run=replace(run.recipe.run, rounds=5)))
     assert inequalities([run, other]) == ["budget (run.rounds: diloco: 0 or 5)"]
+
+
+def test_what_is_varied_is_named(tmp_path: Path) -> None:
+    runs = plan_runs(["diloco", "a=diloco@--run.tokens 9"], [], 1, tmp_path)
+    assert differences(runs) == []
+    assert differences(runs, ["run.tokens"]) == ["run.tokens (diloco: 1200000, a: 9)"]
+
+
+def test_machines_are_named_if_there_are_several(tmp_path: Path) -> None:
+    folders = [Path(finished(tmp_path / seed, ("run.seed", seed))) for seed in ("0", "1")]
+    for folder, device in zip(folders, ("cpu", "gpu"), strict=True):
+        about = {"device": device, "cores": 2, "torch_threads": 2}
+        (folder / "environment.json").write_text(json.dumps(about))
+    runs = plan_runs([*map(str, folders)], [], 1, tmp_path)
+    assert differences(runs) == ["device (diloco: cpu or gpu)"]
+
+
+def test_a_run_says_what_resumes_have_changed(tmp_path: Path) -> None:
+    (planned,) = plan_runs(["diloco"], [], 1, tmp_path)
+    assert planned.changes == []
+    longer = Path(finished(tmp_path / "longer", ("run.tokens", "2400000")))
+    change = {"round": 3, "setting": "inner.lr", "before": "0.002", "after": "0.001"}
+    (longer / "changes.jsonl").write_text(json.dumps(change) + "\n")
+    assert replace(planned, folder=longer).changes == [
+        "inner.lr was changed from 0.002 to 0.001 after round 3",
+        "run.tokens is 2,400,000 and not 1,200,000",
+    ]

@@ -69,6 +69,13 @@ def test_differences_of_what_a_target_needs() -> None:
     assert [cell.detail for cell in cells] == ["no clear difference"] * 2
 
 
+def test_a_last_loss_that_is_not_finite_is_no_final_loss() -> None:
+    """Records have none in its place."""
+    run = against((1.0, 1.0)).arms["a"][0]
+    assert run.final("val_loss") == 1.0
+    assert replace(run, measures={"val_loss": [2.0, 1.0, None]}).final("val_loss") is None
+
+
 def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:
     """Both seeds of the first arm take 25 tokens, those of the second 50 and 52: -25 and -27."""
     *_, table = tables(against((0.0, 2.0), (0.0, 4 - 100 / 52)))

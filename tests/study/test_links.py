@@ -28,6 +28,10 @@ def record(round: int, *, exposed: float = 0.0, workers: tuple[int, ...] = (2,))
         "bytes_sent": 1e6 * round,
         "bytes_ddp_equivalent": 1e7 * round,
         "sync": {"exposed_seconds": exposed},
+        "workers": [
+            {"busy_seconds": 4.0 - exposed, "wait_seconds": 0.0},
+            {"busy_seconds": 3.0 - exposed, "wait_seconds": 1.0},
+        ],
         "trainers": [{"workers": number} for number in workers],
     }
 
@@ -86,3 +90,31 @@ def test_streaming_waits_for_what_is_longer_than_its_steps() -> None:
     # Stopped in the round's last step and resumed: no speed is known, and 0.5 s a step are taken.
     stopped = record(1) | {"tokens_per_second": 0.0}
     assert link_seconds([stopped], streaming, link, replicas=2) == [5 + 3 - 2]
+
+
+def test_the_slowest_worker_is_waited_for() -> None:
+    """Steps of 10 s and of 20 s on two ranks, and a sync of 0.1 s: the first waits 10.1 s in it."""
+    workers = [{"busy_seconds": busy, "wait_seconds": 20.0 - busy} for busy in (10.0, 20.0)]
+    unequal = record(1, exposed=10.1) | {
+        "seconds": 20.1,
+        "tokens_per_second": 1000 / 20.1,
+        "workers": workers,
+    }
+    assert link_seconds([unequal], recipe("diloco"), Link.parse("8mbit"), replicas=2) == [
+        pytest.approx(20 + 1.0)
+    ]
+
+
+def test_a_round_that_is_cut_short_hides_no_more_than_its_steps() -> None:
+    """Two fragments of half a second each on the link, in rounds of 4 steps of 0.025 s: tau of 8
+    steps would hide 0.4 s, and there are 2 steps beside each.
+    """
+    short = record(1) | {
+        "inner_steps": 4,
+        "seconds": 0.1,
+        "tokens_per_second": 10_000.0,
+        "workers": [{"busy_seconds": 0.1, "wait_seconds": 0.0}],
+    }
+    streaming = recipe("diloco", streaming__fragments="2", streaming__tau="8")
+    found = link_seconds([short], streaming, Link.parse("8mbit"), replicas=2)
+    assert found == [pytest.approx(0.1 + 2 * (0.5 - 0.05))]

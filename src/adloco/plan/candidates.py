@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
+from adloco.distributed.launch.islands import island_shape
 from adloco.errors import require
 from adloco.plan.cluster import Cluster
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -205,3 +206,20 @@ def ranks_of_island(recipe: Recipe, cluster: Cluster) -> int:
     if shards and replicas:
         return shards * replicas
     return max(1, cluster.ranks, shards, replicas)  # All ranks of the island.
+
+
+def shards_of_worker(recipe: Recipe, cluster: Cluster) -> int:
+    """Neighbouring ranks over which a worker is sharded: of its island, or in data-parallel
+    training, which is one worker, of all islands.
+
+    Raises:
+        ValueError: The ranks cannot be divided so.
+    """
+    ranks = ranks_of_island(recipe, cluster) * (cluster.islands if recipe.data_parallel else 1)
+    shape = recipe.placement
+    return island_shape(ranks, 1, shape.shard_size, shape.replica_size)[0]
+
+
+def islands_of_copy(recipe: Recipe, cluster: Cluster) -> int:
+    """Islands that have one copy of the model together, in shards; 1 if each has a whole one."""
+    return max(1, shards_of_worker(recipe, cluster) // ranks_of_island(recipe, cluster))

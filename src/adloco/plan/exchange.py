@@ -11,7 +11,9 @@ OF_A_STEP = 2
 """Exchanges of a step of data-parallel training: gradients, then losses and norms."""
 
 
-def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) -> Sync:
+def exchange_of(
+    recipe: Recipe, parameters: float, workers: int, *, passes: int, across: int
+) -> Sync:
     """The sync of a round, or of a step of data-parallel training.
 
     Args:
@@ -19,16 +21,16 @@ def exchange_of(recipe: Recipe, parameters: float, workers: int, passes: int) ->
         parameters: Parameters of the model.
         workers: Workers that exchange with one another.
         passes: Micro-batches of a step on each rank.
+        across: Islands that have one copy of the model together, in data-parallel training.
     """
     if recipe.data_parallel:
         each = 2 if recipe.model_options.dtype == "bf16" else 4
         gradients = each * parameters
-        sent, buckets = ring(workers) * gradients, None
-        if recipe.placement.shard_size == 1:
-            buckets = Buckets.of(gradients, passes)
-        else:
-            # Every pass gathers parameters twice and scatters gradients once: 3 (W - 1) / W.
-            sent *= 1.5 * passes
+        # Every pass gathers parameters twice among these islands and scatters gradients once, and
+        # a step sums up the gradients of all copies.
+        sent = gradients * (1.5 * ring(across) * passes + ring(workers // across) / across)
+        whole = recipe.placement.shard_size == 1
+        buckets = Buckets.of(gradients, passes) if whole else None
         return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
     wire = None if isinstance(recipe.wire, PlainWire) else recipe.wire
     sent = bytes_of_mean(wire, parameters, workers)

@@ -23,7 +23,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.calibration import Calibration, calibrate, describe
-from adloco.plan.candidates import Candidate
+from adloco.plan.candidates import Candidate, islands_of_copy
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
@@ -102,9 +102,14 @@ class FittedLinks:
     links: Mapping[str, Sequence[FittedLink]]
     """Name of a recipe -> what its rows say."""
 
-    def link_of(self, candidate: Candidate, parameters: float, workers: int) -> FittedLink | None:
-        """The fit to rounds most similar to a candidate; None if there is nothing."""
-        sent = exchange_of(candidate.recipe, parameters, workers, passes=1).bytes_sent
+    def link_of(
+        self, candidate: Candidate, parameters: float, workers: int, across: int
+    ) -> FittedLink | None:
+        """The fit to rounds most similar to a candidate; None if there is nothing. For the other
+        arguments see `exchange_of`.
+        """
+        sync = exchange_of(candidate.recipe, parameters, workers, passes=1, across=across)
+        sent = sync.bytes_sent
         return min(
             self.links.get(candidate.name, ()),
             key=lambda link: abs(math.log(link.bytes_sent / sent)) if sent else 0.0,
@@ -151,10 +156,12 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> FittedLinks
             f"a plan needs rows of at least two bandwidths, got one of {describe(group)}",
         )
         name, recipe = of_plan[group]
+        workers, across = cluster.islands, islands_of_copy(recipe, cluster)
+        sync = exchange_of(recipe, group[2], workers, passes=1, across=across)
         link = FittedLink(
             group=group,
             calibration=calibration,
-            bytes_sent=exchange_of(recipe, group[2], cluster.islands, passes=1).bytes_sent,
+            bytes_sent=sync.bytes_sent,
             samples=max(1.0, recipe.guards.initial / cluster.islands),
         )
         links.setdefault(name, []).append(link)

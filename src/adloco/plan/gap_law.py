@@ -10,8 +10,6 @@ docs/plan.md shows the runs.
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 CONSTANTS = (-0.1157, 0.6460, -0.9564, 0.0032)
 """log a, b, -c and f, fitted to the gaps of RUNS."""
 RUNS = "0.13M to 24M parameters, 0.7 to 300 tokens a parameter, 2 to 8 workers and 6 to 3,702 syncs"
@@ -48,8 +46,13 @@ def gap(workers: int, syncs: float) -> Gap:
     others, logs = float(workers - 1), math.log(max(syncs, 1.0))
     grown, falling = others**by_workers, math.exp(scale + by_syncs * logs)
     expected = grown * (falling + floor)
-    slopes = np.array([grown * falling, math.log(others) * expected, logs * grown * falling, grown])
-    half = NORMAL_90 * math.sqrt(slopes @ np.array(COVARIANCE) @ slopes)
+    slopes = (grown * falling, math.log(others) * expected, logs * grown * falling, grown)
+    variance = sum(
+        one * other * value
+        for one, row in zip(slopes, COVARIANCE, strict=True)
+        for other, value in zip(slopes, row, strict=True)
+    )
+    half = NORMAL_90 * math.sqrt(variance)
     return Gap(expected, max(0.0, expected - half), expected + half)
 
 

@@ -129,7 +129,7 @@ class LossFit:
             law.tokens_to(loss, method=method, batch=batch, sync_every=sync_every)
             for law in self.draws
         )
-        beyond = int(len(found) * (1 - part) / 2)
+        beyond = round(len(found) * (1 - part) / 2)
         return (found[beyond], found[-1 - beyond]) if found else None
 
 

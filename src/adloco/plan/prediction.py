@@ -8,7 +8,13 @@ import torch
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.plan.candidates import Candidate, ranks_of_island, smallest_worker_batch
+from adloco.plan.candidates import (
+    Candidate,
+    islands_of_copy,
+    ranks_of_island,
+    shards_of_worker,
+    smallest_worker_batch,
+)
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import bytes_of_mean, exchange_of
 from adloco.plan.fitted_link import FittedLinks
@@ -103,14 +109,15 @@ def predict(
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
     every = 1 if recipe.data_parallel else recipe.method.given_sync_every
-    link = measured.link_of(candidate, workload.parameters, workers) if measured else None
+    across = islands_of_copy(recipe, cluster)
+    link = measured.link_of(candidate, workload.parameters, workers, across) if measured else None
     if link:
         cluster = link.applied(cluster)
     largest_pass = ranks_of_island(recipe, cluster) * recipe.switch.b_max
     samples = _samples(recipe, cluster, int(batch), workers)
     step_seconds = cluster.step_seconds(samples, largest_pass)
     passes = cluster.passes(batch / workers, largest_pass)
-    sync = exchange_of(recipe, workload.parameters, workers, passes)
+    sync = exchange_of(recipe, workload.parameters, workers, passes=passes, across=across)
     if link:
         sync = link.hiding(sync, every)
     found = round_time(cluster, step_seconds, every, sync)
@@ -219,10 +226,7 @@ def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> flo
     copies: float = (
         2 + (each == 2) + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
     )
-    if recipe.data_parallel:
-        sharded = recipe.placement.shard_size != 1
-        replicas = 1 / cluster.islands if sharded else ranks_of_island(recipe, cluster)
-    else:
+    if not recipe.data_parallel:
         copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
-        replicas = ranks_of_island(recipe, cluster) // max(1, recipe.placement.shard_size)
+    replicas = ranks_of_island(recipe, cluster) / shards_of_worker(recipe, cluster)
     return each * parameters * replicas * copies

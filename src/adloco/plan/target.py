@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from adloco.config.sections import Recipe
@@ -12,6 +13,7 @@ from adloco.plan.gap_law import RUNS, Gap, gap, times_tokens
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
+EXPECTED: Callable[[Gap], float] = attrgetter("expected")
 Budget = Callable[[Recipe, float], float]
 """(recipe, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
 Loss = Callable[[Recipe, float, float], float]
@@ -51,35 +53,30 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
     Raises:
         ValueError: Recipes have different budgets, or none in tokens.
     """
-    budgets = {candidate.name: candidate.recipe.run.tokens for candidate in found}
-    said = ", ".join(f"{name}: {tokens:,}" for name, tokens in budgets.items())
+    given = dict.fromkeys((candidate.name, candidate.recipe.run.tokens) for candidate in found)
+    said = ", ".join(f"{name}: {tokens:,}" for name, tokens in given)
+    budgets = {tokens for _, tokens in given}
     require(
-        len({*budgets.values()}) == 1 and 0 not in budgets.values(),
+        len(budgets) == 1 and 0 not in budgets,
         f"the recipes must have one budget in tokens to be compared, got {said}; give "
         "--run.tokens N",
     )
     tokens = float(found[0].recipe.run.tokens)
     smallest = min(candidate.recipe.guards.initial for candidate in found)
 
-    def behind(recipe: Recipe, batch: float) -> Gap:
-        """The gap to data-parallel training at the end of the budget."""
-        workers, _ = recipe.after_merges
-        of_round = batch * recipe.data.context_tokens * sync_every_of(recipe)
-        return gap(workers, tokens / of_round)
-
-    def times(recipe: Recipe, batch: float, relative_gap: float) -> float:
+    def needed(recipe: Recipe, batch: float, of: Callable[[Gap], float] = EXPECTED) -> float:
+        """Tokens after which local training is where data-parallel training is after the budget."""
         price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
-        _, trainers = recipe.after_merges  # Each makes the progress by itself.
-        return trainers * tokens * max(price, 1.0) * times_tokens(relative_gap)
-
-    def needed(recipe: Recipe, batch: float) -> float:
-        return times(recipe, batch, behind(recipe, batch).expected)
+        own = tokens * max(price, 1.0)
+        workers, trainers = recipe.after_merges  # Each makes the progress by itself.
+        syncs = own / (batch * recipe.data.context_tokens * sync_every_of(recipe))
+        return trainers * own * _times(workers, syncs, of)
 
     def between(recipe: Recipe, batch: float) -> tuple[float, float] | None:
-        known = behind(recipe, batch)
-        if not known.most:
+        if recipe.after_merges[0] < 2:
             return None
-        return times(recipe, batch, known.least), times(recipe, batch, known.most)
+        least, most = (needed(recipe, batch, attrgetter(name)) for name in ("least", "most"))
+        return least, most
 
     batches = (
         f"A batch of b samples needs 1 + b / {noise_scale:g} times the tokens of a tiny one."
@@ -101,6 +98,25 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
             "Wire format and overlap cost none. Give --runs of your own to replace it.",
         ),
     )
+
+
+def _times(workers: int, syncs: float, of: Callable[[Gap], float]) -> float:
+    """Times the tokens that so many workers need because of their gap at the end of them: more
+    tokens have more syncs, and a smaller gap.
+
+    Args:
+        workers: K.
+        syncs: Those of the tokens without a gap.
+        of: Takes a gap's expected value or an end of its interval.
+    """
+    fewest, most = 1.0, times_tokens(of(gap(workers, syncs)))
+    for _ in range(40):
+        middle = math.sqrt(fewest * most)
+        if times_tokens(of(gap(workers, middle * syncs))) > middle:
+            fewest = middle
+        else:
+            most = middle
+    return most
 
 
 def loss_target(

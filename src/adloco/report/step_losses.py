@@ -45,6 +45,9 @@ def step_losses(
         if step["loss"] is not None:
             samples[trainer][at] += step["samples"]
             summed[trainer][at] += step["samples"] * step["loss"]
+    lost = every == 0  # Records of whole rounds can be lost.
+    if lost.any():
+        every[lost] = (last["samples"] - every.sum()) / lost.sum()
     axes = {
         "tokens": every.cumsum() * (last["tokens"] / last["samples"]),
         "inner_steps": np.arange(1.0, total + 1),

@@ -8,18 +8,24 @@ from adloco.rules.failure_signs import is_finite
 ADVICE = "Begin again with a lower inner.lr or method.max_grad_norm, or look at the data"
 
 
-def no_success(records: Sequence[dict[str, Any]]) -> str:
+def no_success(records: Sequence[dict[str, Any]], *, ended: bool) -> str:
     """Sentences that say that a run has diverged or ended above its start; empty if it has not.
 
     The validation loss is compared with that of the first evaluation of the same text, after a
     round or more; with one evaluation alone, nothing is known.
+
+    Args:
+        records: The run's lines.
+        ended: True if its budget is spent: then the last round was evaluated.
     """
     if not records:
         return ""
     last = records[-1]
-    ended = last.get("val_loss")
+    loss = last.get("val_loss")
     known = [each["val_loss"] for each in of_newest_text(records) if is_finite(each["val_loss"])]
-    if not is_finite(last["train_loss"]) or (ended is not None and not is_finite(ended)):
+    # Numbers that are not finite are written as none.
+    diverged = not is_finite(loss) and (ended or loss is not None)
+    if not is_finite(last["train_loss"]) or diverged:
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
     if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
         return (

@@ -152,10 +152,12 @@ def summarise(
     """
     summary: dict[str, Any] = {}
     alike = of_newest_text(records)
+    # Numbers that are not finite are written as none, and a run's last round is evaluated.
+    ended = bool(alike) and alike[-1] is records[-1]
     for measure in measures:
         metric = validation(measure, "round" if trainer is None else "trainer")
         every = [number for numbers in values(metric, alike, trainer) for number in numbers]
-        summary[f"final_{metric.name}"] = every[-1] if every else None
+        summary[f"final_{metric.name}"] = every[-1] if every and ended else None
         summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(
             every, default=None
         )

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
@@ -16,6 +17,7 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
+from adloco.run.changes import read_changes
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.json_files import read_json
 from adloco.run.stored import check_code, check_written_records
@@ -46,10 +48,26 @@ class StudyRun:
         return (self.folder / SUMMARY).is_file()
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """The machine and the versions of its last start; empty if it has not begun."""
+        file = self.folder / ENVIRONMENT
+        return read_json(file) if file.is_file() else {}
+
+    @property
     def notices(self) -> list[str]:
         """The run's sentences before its first round about settings that are unusual together."""
-        file = self.folder / ENVIRONMENT
-        return list(read_json(file).get("notices", ())) if file.is_file() else []
+        return list(self.environment.get("notices", ()))
+
+    @property
+    def changes(self) -> list[str]:
+        """How resumes changed its settings, and the budget that was planned, in sentences."""
+        said = [change.text for change in read_changes(self.folder)]
+        file = self.folder / RECIPE
+        own = read_values(str(file))["run"] if file.is_file() else {}
+        for name, planned in self.recipe.run.limits.items():
+            if own.get(name, planned) != planned:
+                said.append(f"run.{name} is {own[name]:,} and not {planned:,}")
+        return said
 
 
 def parse_arm(text: str) -> tuple[str, str, Flags]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from adloco.config.finding import held_by
 from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
 from adloco.metrics import ROUND, Metric, Record, validation
@@ -47,9 +48,9 @@ class RunCurves:
     """Why the run has no numbers, or not all; empty if it has ended."""
 
     def final(self, measure: str) -> float | None:
-        """The last value of a measure; None if the run did not end."""
-        known = [value for value in self.measures[measure] if value is not None]
-        return known[-1] if known and not self.problem else None
+        """The last value of a measure; None if the run did not end, or not with a finite one."""
+        values = self.measures[measure]
+        return values[-1] if values and not self.problem else None
 
     def total(self, axis: str) -> float | None:
         """The last value of an axis; None if the run did not end."""
@@ -219,7 +220,13 @@ def compare(
     texts = {arm: sorted({run.corpus for run in found} - {""}) for arm, found in arms.items()}
     known = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
-    unequal = inequalities(runs, varied)
+    # Losses are for each token, of which tokenizers make more or fewer from a text.
+    unequal = inequalities(runs, [name for name in varied if held_by(name) != "tokenizer"])
+    unequal += [
+        f"settings of {run.arm}, seed {run.seed}: {'; '.join(changes)}"
+        for run in runs
+        if (changes := run.changes)
+    ]
     text_varies = any(setting.startswith("data.") for setting in varied)
     unequal += [f"text (fingerprints {other})"] if len(known) > 1 and not text_varies else []
     last = [alike[-1] for records in rounds if (alike := of_newest_text(records))]
@@ -247,7 +254,7 @@ def compare(
         replicas=replicas,
         equal=tuple(held_equal(runs)),
         unequal=tuple(unequal),
-        differs=tuple(differences(runs)),
+        differs=tuple(differences(runs, varied)),
     )
     finals = [comparison.spread(comparison.finals[0], arm).highest for arm in arms]
     reached = [value for value in finals if value is not None]

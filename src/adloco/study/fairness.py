@@ -2,35 +2,53 @@
 and budget.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from adloco.config.finding import held_by, setting_facts
 from adloco.config.recipe_text import named_settings
 from adloco.study.arms import EMPTY, StudyRun
 
+MACHINE = ("device", "cores", "torch_threads")
+"""What environment.json has of the machine."""
 OF_A_RUN = ("run.name", "run.folder", "run.seed")
 """Settings that say which run it is."""
 
 
-def differences(runs: Sequence[StudyRun]) -> list[str]:
-    """The settings in which arms differ, with the value of each arm; `-` where it has none. Left
-    out is what must be equal, which `inequalities` names, and what changes no number.
+def differences(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:
+    """The settings in which arms differ, with the value of each arm; `-` where it has none, and
+    what their measured seconds depend on besides. Left out is what must be equal, which
+    `inequalities` names unless it is varied on purpose, and what changes no number.
     """
     facts = setting_facts()
     found = []
     for setting, values in _values(runs):
         traceless = setting in facts and facts[setting].traceless
-        if not (held_by(setting) or traceless or setting in OF_A_RUN):
+        unnamed = held_by(setting) and setting not in varied
+        if not (unnamed or traceless or setting in OF_A_RUN):
             found.append(f"{setting} ({_of_arms(values)})")
-    return found
+    machines = [
+        (run.arm, {name: str(value) for name, value in run.environment.items() if name in MACHINE})
+        for run in runs
+        if run.environment
+    ]
+    return found + [f"{name} ({_of_arms(values)})" for name, values in _unlike(machines)]
 
 
 def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Each setting in which runs differ, and its value in each arm."""
-    each = [
+    return _unlike(
         (run.arm, {name: str(value) for name, value in named_settings(run.recipe).items()})
         for run in runs
-    ]
+    )
+
+
+def _unlike(
+    runs: Iterable[tuple[str, Mapping[str, str]]],
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each name whose value is not the same in all runs, which are given with their arms, and its
+    values in each arm.
+    """
+    each = [*runs]
     for setting in dict.fromkeys(name for _, named in each for name in named):
         given: dict[str, set[str]] = {}
         for arm, settings in each:

@@ -8,11 +8,12 @@ inner steps, and only what is longer is waited for. Data-parallel training syncs
 and nothing of it is hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from adloco.config.sections import Recipe
 from adloco.metrics import Record
 from adloco.plan.link import Link
+from adloco.rules.sync_schedule import Streaming
 
 
 def num_syncs(record: Record, recipe: Recipe) -> int:
@@ -44,8 +45,7 @@ def link_seconds(
     for record in records:
         sent = bytes_sent(record, recipe, replicas)
         steps = record["inner_steps"] - before["inner_steps"]
-        waited = record["sync"]["exposed_seconds"]
-        computed = record["seconds"] - before["seconds"] - waited
+        computed, trained = _computed(record, before)
         rings = [replicas] if parallel else [row["workers"] for row in record["trainers"]]
         workers = max(rings)
         syncs = num_syncs(record, recipe)
@@ -54,12 +54,11 @@ def link_seconds(
         transfers = link.seconds(busiest, max(workers, 2), times)
         hidden = 0.0
         if not parallel and times:
-            # A run that was stopped in a round's last step has nothing left to train in it.
-            speed = record["tokens_per_second"]
-            seconds = (record["tokens"] - before["tokens"]) / speed if speed else computed + waited
-            trained = seconds - waited
-            hidden = min(transfers, times * recipe.streaming.tau * max(trained, 0.0) / steps)
-        now += max(computed, 0.0) + transfers - hidden
+            rounds = syncs - before["syncs"]
+            beside = _steps_beside(recipe.streaming, steps // rounds)
+            each = [min(transfers / times, number * trained / steps) for number in beside]
+            hidden = rounds * sum(each)
+        now += computed + transfers - hidden
         result.append(now)
         before = {
             "seconds": record["seconds"],
@@ -69,6 +68,29 @@ def link_seconds(
             "tokens": record["tokens"],
         }
     return result
+
+
+def _computed(record: Record, before: Mapping[str, float]) -> tuple[float, float]:
+    """Seconds of a round without its syncs, and those of its inner steps until the slowest worker
+    was done.
+    """
+    seconds = record["seconds"] - before["seconds"]
+    computed = max(seconds - record["sync"]["exposed_seconds"], 0.0)
+    speed = record["tokens_per_second"]
+    if not speed:  # Stopped in the round's last step: nothing was left to train in it.
+        return computed, computed
+    row = record["workers"][0]
+    trained = row["busy_seconds"] + row["wait_seconds"]
+    evaluated = max(seconds - (record["tokens"] - before["tokens"]) / speed, 0.0)
+    # What the first worker waited for the slowest one counts as its sync in the records.
+    return max(computed, evaluated + trained), trained
+
+
+def _steps_beside(streaming: Streaming, steps: int) -> list[int]:
+    """Inner steps of a round beside which each fragment is in flight."""
+    events = streaming.events(steps)
+    left = {event.fragment: event.step for event in events if event.kind == "send"}
+    return [event.step - left[event.fragment] for event in events if event.kind == "receive"]
 
 
 def _busiest(rings: Sequence[int]) -> float:
