@@ -192,7 +192,7 @@ DISTRIBUTED = {
     "torch_versions": set(),
     "parallel": {"dtensor", "device_memory", "traffic", "all_to_all", "torch_versions"},
     "comm": {"dtensor", "device", "traffic", "wire", "parallel", "all_to_all", "torch_versions"},
-    "placement": {"dtensor", "traffic", "messages", "parallel", "comm"},
+    "placement": {"dtensor", "device", "traffic", "messages", "parallel", "comm"},
     "launch": {"messages", "placement"},
     "testing": set(),
 }

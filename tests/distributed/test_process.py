@@ -100,17 +100,22 @@ def test_gather_orders_by_worker_and_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "together", "apart", "expected"),
+    ("device", "workers", "threads", "together", "apart", "expected"),
     [
-        ("cpu", 0, False, False, 5),
-        ("cuda", 0, False, False, 1),
-        ("cuda", 0, True, False, 5),
-        ("cuda", 3, True, False, 3),
-        ("cuda", 3, True, True, 1),
+        ("cpu", 2, 0, False, False, 5),
+        ("cuda", 2, 0, False, False, 1),
+        ("cuda", 2, 0, True, False, 5),
+        ("cuda", 2, 3, True, False, 3),
+        ("cuda", 2, 3, True, True, 1),
+        # Each has a stream of its own, and so have transfers, of 32 that there are.
+        ("cuda", 31, 0, True, False, 5),
+        ("cuda", 32, 40, True, False, 1),
+        ("cpu", 32, 0, False, False, 5),
     ],
 )
 def test_how_many_workers_run_at_once(
     device: str,
+    workers: int,
     threads: int,
     together: bool,
     apart: bool,
@@ -128,7 +133,7 @@ def test_how_many_workers_run_at_once(
     monkeypatch.setattr(placement, "map_in_threads", noted)
     on_it = OneProcess(threads=threads)
     on_it.device = torch.device(device)
-    on_it.map(abs, [1, 2], nothing, together=together, apart=apart)
+    on_it.map(abs, range(workers), nothing, together=together, apart=apart)
     assert called == [expected]
 
 

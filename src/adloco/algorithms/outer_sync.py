@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
+from adloco.algorithms.short_types import is_short
 from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype, together
 from adloco.distributed.comm.comm import Comm, Work
 from adloco.distributed.comm.sync_stats import SumStats
@@ -39,7 +40,13 @@ class OuterSync:
             fragments: For each fragment, the indices of the parameters that are synced together;
                 None: one fragment with all parameters.
         """
-        memory = syncing.memory
+        memory, own_weight = syncing.memory, syncing.streaming.own_weight
+        require(
+            not 0 < own_weight < 1 or not any(map(is_short, replica.params)),
+            f"streaming.alpha {own_weight:g} mixes parameters of two bytes, whose rounding takes "
+            "back small steps; use model.dtype fp32 (run.precision bf16 computes in bf16 all the "
+            "same), or streaming.alpha 0 or 1",
+        )
         self.global_params = [
             nn.Parameter(
                 copied(
@@ -169,17 +176,17 @@ class OuterSync:
         """Set the global parameters and all workers to the workers' mean, without an outer step.
 
         It is for workers that streaming or residuals in the parameters have left diverged. If the
-        wire format is lossy, their differences from the global parameters are encoded; see
-        `Syncing.difference_wire`.
+        wire format is lossy (`Syncing.difference_wire`) or the workers' type is shorter, the mean
+        is that of their differences from the global parameters, so that it loses only what is
+        small beside these.
         """
         wire = self.syncing.difference_wire if comm.num_workers > 1 else None
         for fragment in range(len(self.fragments)):
             per_worker = [self._pick(fragment, replica.params) for replica in replicas]
             targets = self._pick(fragment, self.global_params)
-            if wire is None:
+            if wire is None and not any(map(is_short, per_worker[0])):
                 copy_all(comm.mean(per_worker, weights), targets)
                 continue
-            # A format's error is in proportion to what is sent, and differences are small.
             given = Contributions(per_worker=per_worker, weights=weights, origin=targets, wire=wire)
             differences = comm.start_mean(given).wait()
             for target, difference in zip(targets, differences, strict=True):

@@ -17,6 +17,10 @@ def autocast(
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 
 
+STREAMS = 32
+"""Streams of a GPU that torch has; a new one is the next of them, in turn."""
+
+
 def new_stream(device: torch.device) -> Any:
     """A stream of a GPU: a queue of work that is computed beside that of other streams. None
     elsewhere.

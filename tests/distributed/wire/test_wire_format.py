@@ -263,6 +263,15 @@ def test_errors_of_normal_and_of_heavy_tailed_values(
     assert max(each) < 1.35 * normal
 
 
+def test_the_largest_blocks_are_nearly_as_good() -> None:
+    """The error of normal values by the same rule without rounding is 0.347 in blocks of 512; by
+    one magnitude it is 0.603 (as in smaller blocks).
+    """
+    values = np.random.default_rng(3).normal(size=(400, 4096)).astype(np.float32)
+    assert relative_error(Int2(block=512), values.reshape(-1, 512)) < 0.355
+    assert relative_error(Int1(block=4096), values) < 0.604
+
+
 @pytest.mark.parametrize("wire", [Int8(), Int4(), Int2(), Int1()], ids=repr)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_so(wire: WireFormat, bad: float) -> None:
@@ -360,15 +369,15 @@ def test_int1_layout_by_hand() -> None:
         (lambda: Int8(block=0), "block must be in [1, 65536], got 0"),
         (lambda: Int4(block=0), "block must be even and from 2 to 65536, got 0"),
         (lambda: Int4(block=9), "block must be even and from 2 to 65536, got 9"),
-        (lambda: Int2(block=6), "block must be a multiple of 4 and from 4 to 65536, got 6"),
+        (lambda: Int2(block=6), "block must be a multiple of 4 and from 4 to 512, got 6"),
         (
-            lambda: Int2(block=1 << 17),
-            "block must be a multiple of 4 and from 4 to 65536, got 131072",
+            lambda: Int2(block=1 << 10),
+            "block must be a multiple of 4 and from 4 to 512, got 1024",
         ),
-        (lambda: Int1(block=12), "block must be a multiple of 8 and from 8 to 65536, got 12"),
+        (lambda: Int1(block=12), "block must be a multiple of 8 and from 8 to 4096, got 12"),
         (
-            lambda: Int1(block=1 << 17),
-            "block must be a multiple of 8 and from 8 to 65536, got 131072",
+            lambda: Int1(block=1 << 13),
+            "block must be a multiple of 8 and from 8 to 4096, got 8192",
         ),
     ],
 )

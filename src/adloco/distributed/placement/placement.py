@@ -21,6 +21,7 @@ from adloco.distributed.comm.background import Transfers
 from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands, gathered
+from adloco.distributed.device import STREAMS
 from adloco.distributed.messages import (
     all_states,
     as_bytes,
@@ -177,6 +178,8 @@ class Placement:
         if len(items) == 1 and not (apart and self.device.type == "cuda"):
             return [function(items[0])]
         at_once = self._threads or (num_cores() if together or self.device.type == "cpu" else 1)
+        if self.device.type == "cuda" and len(items) >= STREAMS:
+            at_once = 1  # Some have the same stream, and transfers have one of them, too.
         return map_in_threads(function, items, on_failure, 1 if apart else at_once, self.device)
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:

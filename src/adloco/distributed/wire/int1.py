@@ -48,12 +48,12 @@ class Int1:
 
     block: int = 256
     """Values that share a magnitude, which takes 2 bytes. A multiple of 8, because eight values
-    share a byte; at most 65536.
+    share a byte; at most 4096.
     """
 
     def __post_init__(self) -> None:
-        whole = 8 <= self.block <= 1 << 16 and self.block % 8 == 0
-        require_setting(whole, self, "block", "must be a multiple of 8 and from 8 to 65536")
+        whole = 8 <= self.block <= 1 << 12 and self.block % 8 == 0
+        require_setting(whole, self, "block", "must be a multiple of 8 and from 8 to 4096")
 
     @property
     def block_bytes(self) -> int:

@@ -51,12 +51,12 @@ class Int2:
 
     block: int = 128
     """Values that share two magnitudes, which take 4 bytes. A multiple of 4, because four values
-    share a byte; at most 65536.
+    share a byte; at most 512: of more, the smallest would often count as zeros.
     """
 
     def __post_init__(self) -> None:
-        whole = 4 <= self.block <= 1 << 16 and self.block % 4 == 0
-        require_setting(whole, self, "block", "must be a multiple of 4 and from 4 to 65536")
+        whole = 4 <= self.block <= 512 and self.block % 4 == 0
+        require_setting(whole, self, "block", "must be a multiple of 4 and from 4 to 512")
 
     @property
     def block_bytes(self) -> int:
