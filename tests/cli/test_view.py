@@ -246,7 +246,7 @@ def test_the_opening_says_whether_a_gpu_runs_compiled_models(
 ) -> None:
     run.device = torch.device("cuda")
     monkeypatch.setattr(opening, "peak_flops", lambda device: 1e15)
-    assert opening_lines(run)[0].endswith("; on cuda, not compiled (run.compile true does)")
+    assert opening_lines(run)[0].endswith("; on cuda, not compiled (it is with run.compile true)")
     next(iter(run.algorithm.workers.values())).engine.compiles = True
     assert opening_lines(run)[0].endswith("; on cuda, compiled")
     monkeypatch.setattr(opening, "peak_flops", lambda device: None)

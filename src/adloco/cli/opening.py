@@ -21,7 +21,7 @@ def opening_lines(run: TrainingRun) -> list[str]:
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
     if run.device.type == "cuda":
         compiles = any(worker.engine.compiles for worker in run.algorithm.workers.values())
-        device += ", compiled" if compiles else ", not compiled (run.compile true does)"
+        device += ", compiled" if compiles else ", not compiled (it is with run.compile true)"
         if peak_flops(run.device) is None:
             device += " (its peak FLOPs are not known, so there is no MFU)"
     return [

@@ -3,17 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.candidates import Candidate
-from adloco.plan.gap_law import RUNS, Gap, gap, times_tokens
+from adloco.plan.gap_law import RUNS, gap, times_tokens
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
-EXPECTED: Callable[[Gap], float] = attrgetter("expected")
 Budget = Callable[[Recipe, float], float]
 """(recipe, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
 Loss = Callable[[Recipe, float, float], float]
@@ -64,19 +62,18 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
     tokens = float(found[0].recipe.run.tokens)
     smallest = min(candidate.recipe.guards.initial for candidate in found)
 
-    def needed(recipe: Recipe, batch: float, of: Callable[[Gap], float] = EXPECTED) -> float:
+    def needed(recipe: Recipe, batch: float, of_gap: str = "expected") -> float:
         """Tokens after which local training is where data-parallel training is after the budget."""
         price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
         own = tokens * max(price, 1.0)
         workers, trainers = recipe.after_merges  # Each makes the progress by itself.
         syncs = own / (batch * recipe.data.context_tokens * sync_every_of(recipe))
-        return trainers * own * _times(workers, syncs, of)
+        return trainers * own * _times(workers, syncs, of_gap)
 
     def between(recipe: Recipe, batch: float) -> tuple[float, float] | None:
         if recipe.after_merges[0] < 2:
             return None
-        least, most = (needed(recipe, batch, attrgetter(name)) for name in ("least", "most"))
-        return least, most
+        return needed(recipe, batch, "least"), needed(recipe, batch, "most")
 
     batches = (
         f"A batch of b samples needs 1 + b / {noise_scale:g} times the tokens of a tiny one."
@@ -100,19 +97,23 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
     )
 
 
-def _times(workers: int, syncs: float, of: Callable[[Gap], float]) -> float:
+def _times(workers: int, syncs: float, of_gap: str) -> float:
     """Times the tokens that so many workers need because of their gap at the end of them: more
     tokens have more syncs, and a smaller gap.
 
     Args:
         workers: K.
         syncs: Those of the tokens without a gap.
-        of: Takes a gap's expected value or an end of its interval.
+        of_gap: The field of `Gap` to take.
     """
-    fewest, most = 1.0, times_tokens(of(gap(workers, syncs)))
+
+    def after(syncs: float) -> float:
+        return times_tokens(getattr(gap(workers, syncs), of_gap))
+
+    fewest, most = 1.0, after(syncs)
     for _ in range(40):
         middle = math.sqrt(fewest * most)
-        if times_tokens(of(gap(workers, middle * syncs))) > middle:
+        if after(middle * syncs) > middle:
             fewest = middle
         else:
             most = middle
