@@ -47,6 +47,10 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["adlocco"], "did you mean 'adloco'?"),
         (["--data.path", "/no/such/file"], "data.path '/no/such/file' does not exist"),
         (
+            ["--data.split", "validation"],
+            "data.split is for data.dataset, got 'validation' without",
+        ),
+        (
             ["--data.tokenizer", "/no/such/tokenizer"],
             "data.tokenizer '/no/such/tokenizer' could not be loaded",
         ),

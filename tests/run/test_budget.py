@@ -183,6 +183,11 @@ def test_a_schedule_that_has_fallen_cannot_become_longer(
     assert "learning_rate.shape cosine cannot be lengthened to 8,192 tokens" in error
     assert error.count("\n") == 1
     assert (run / "recipe.toml").read_text() == before
+    # Nor by another budget: its rounds would all have the lowest rate.
+    assert main(["train", "--resume", str(run), "--run.tokens", "0", "--run.rounds", "99"]) == 2
+    assert "run.rounds cannot grow: the learning rate fell to its end at 4,096 tokens" in (
+        capsys.readouterr().err
+    )
     assert main(["train", "--resume", str(run), "--run.tokens", "x"]) == 2
     assert "--run.tokens must be a number, or a multiple such as 2x" in capsys.readouterr().err
     for less in ("100", "0.5x"):
@@ -276,3 +281,18 @@ def test_a_multiple_of_a_budget_is_rounded_up(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("[run]\ntokens = 1001\n")
     (tmp_path / "summary.json").write_text("{}")
     assert absolute_budgets(tmp_path, [("run.tokens", "1.5x")]) == [("run.tokens", "1502")]
+
+
+def test_what_auto_chooses_is_kept(small: list[str], tmp_path: Path) -> None:
+    """Another machine might choose otherwise, and go on in another type."""
+    assert main(["train", "diloco", *small, "--run.rounds", "1", "--run.precision", "auto"]) == 0
+    recipe = build_recipe(read_values(str(tmp_path / "run" / "recipe.toml")))
+    assert recipe.run.precision in ("fp32", "bf16")
+
+
+def test_a_warm_up_without_tokens_is_named(
+    small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = ["--run.tokens", "0", "--run.rounds", "1", "--learning_rate.shape", "constant"]
+    assert main(["train", "diloco", *small, *rounds]) == 0
+    assert "so there is no warm-up" in capsys.readouterr().out

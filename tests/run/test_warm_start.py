@@ -92,7 +92,12 @@ def test_what_does_not_fit_is_refused(
     other: Path, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, sentence in (
-        (["--model.num_layers", "2"], "has another shape (model.layers"),
+        (["--model.num_layers", "2"], "(num_hidden_layers is 1 there and 2 here)"),
+        # All tensors have the same shapes.
+        (
+            ["--model.num_heads", "4", "--model.num_kv_heads", "4"],
+            "num_attention_heads is 2 there and 4 here",
+        ),
         (["--data.tokenizer", "bpe:300"], "has another tokenizer; set data.tokenizer to 'bytes'"),
     ):
         assert main(["train", "diloco", *small, *words, "--from", str(other)]) == 2

@@ -18,6 +18,7 @@ from adloco.algorithms.method import SyncWeights, island_of
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
 from adloco.data.sources import TokenSource
 from adloco.distributed.launch.launcher import this_rank
@@ -293,6 +294,21 @@ def test_a_run_continues_without_a_dropped_island(texts: Path) -> None:
     assert record["val_loss"] == record["islands"][0]["val_loss"]
 
 
+def test_islands_with_one_text_are_refused(texts: Path) -> None:
+    """Also if they are in several processes: their workers would read the same samples."""
+    task = TrainingRun.create(recipe_of(flags_of(texts, both(texts)))).task
+    assert isinstance(task, IslandTexts)
+    told = dict.fromkeys(("numbers", "words"), ("a text", 100))
+    with pytest.raises(ValueError, match="the islands words have the text of an island before"):
+        task.gather_texts(lambda mine: [(mine[0], told)])
+
+
+def test_names_with_dots_are_written_as_they_are(texts: Path) -> None:
+    islands = both(texts).replace("numbers =", '"num.bers" =')
+    recipe = recipe_of(flags_of(texts, islands))
+    assert [*build_recipe(to_values(recipe)).data.islands] == ["num.bers", "words"]
+
+
 def test_losses_after_a_drop_are_not_compared_with_those_before(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,6 +346,12 @@ def test_a_run_of_islands_is_resumed_bit_for_bit_and_with_these_texts_alone(
     assert main(["train", "--resume", str(folder)]) == 0
     assert numbers(folder) == numbers(texts / "whole")
     assert main(["evaluate", str(folder)]) == 0
+    # Workers read by the number of their island.
+    turned = both(texts).replace("numbers =", "x =").replace("words =", "numbers =")
+    for islands in (turned.replace("x =", "words ="), both(texts).replace("words =", "others =")):
+        capsys.readouterr()
+        assert main(["train", "--resume", str(folder), "--data.islands", islands]) == 2
+        assert "must name numbers, words in this order" in capsys.readouterr().err
     (texts / "words.txt").write_text("something else " * 2000)
     capsys.readouterr()
     for command in (["train", "--resume", str(folder)], ["evaluate", str(folder)]):
@@ -420,6 +442,6 @@ def test_samples_before_one_comes_again(
     shape = ["--method.workers_per_trainer", str(workers)]
     task = TrainingRun.create(recipe_of(flags_of(texts, both(texts), *shape))).task
     assert isinstance(task, IslandTexts)
-    told = {name: ("", count) for name, count in zip(("numbers", "words"), samples, strict=True)}
+    told = {name: (name, count) for name, count in zip(("numbers", "words"), samples, strict=True)}
     task.gather_texts(lambda mine: [(mine[0], told)])
     assert task.num_train_samples(0) == expected

@@ -1,5 +1,6 @@
 """The table of all settings, and a recipe written as TOML, if wanted with their help texts."""
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -195,6 +196,8 @@ def toml_line(key: str, value: Any) -> str:
     Raises:
         TypeError: TOML cannot represent the value.
     """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+        key = tomlkit.string(key).as_string()
     if isinstance(value, Mapping):
         inner = ", ".join(toml_line(name, item) for name, item in value.items())
         return f"{key} = {{ {inner} }}" if inner else f"{key} = {{}}"

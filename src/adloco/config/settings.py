@@ -46,7 +46,7 @@ class RunSettings:
     """
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Data type of the computation. bf16: mixed precision by autocast; auto: bf16 if the device
-    computes it natively, otherwise fp32.
+    computes it natively, otherwise fp32; the run then keeps it on every machine.
     """
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile, its repeated blocks as one graph (slow to start, faster

@@ -104,9 +104,9 @@ class DataSettings:
         if self.arguments and not self.factory:
             problem = f"are for {{factory}}, got {dict(self.arguments)} without one; leave them out"
             raise SettingError(self, "arguments", f"{problem} or name a function")
-        for name in ("config", "validation_split", "streaming"):
+        for name in ("config", "split", "validation_split", "streaming"):
             given = getattr(self, name)
-            if given and not self.dataset:
+            if given and given != "train" and not self.dataset:
                 problem = f"is for {{dataset}}, got {given!r} without one; leave it out"
                 raise SettingError(self, name, f"{problem} or name a dataset")
         split = "must name a split of the dataset, for instance train"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -80,6 +80,41 @@ class Builder(Protocol):
         ...
 
 
+OF_A_FILE = {"_name_or_path", "transformers_version"}
+"""Entries of a configuration that say where it is from."""
+NOT_COMPUTED = {
+    *("architectures", "dtype", "torch_dtype", "initializer_range", "max_position_embeddings"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "use_cache"),
+    *("id2label", "label2id", "problem_type"),
+}
+"""Entries that do not change what a model computes from its parameters and a text."""
+
+
+def entries_of(config: Any) -> dict[str, Any]:
+    """A model's configuration as plain values, without those that say where it is from."""
+    entries = config if isinstance(config, dict) else None
+    if is_dataclass(config) and not isinstance(config, type):
+        entries = asdict(config)
+    if entries is None:
+        entries = config.to_dict()
+    return {str(name): value for name, value in entries.items() if name not in OF_A_FILE}
+
+
+def computed_by(config: Any) -> dict[str, Any]:
+    """The entries of a configuration that decide what a trained model computes: rates of dropout
+    are not among them, for instance.
+    """
+
+    def chosen(entries: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: chosen(value) if isinstance(value, Mapping) else value
+            for name, value in entries.items()
+            if name not in NOT_COMPUTED and "drop" not in name
+        }
+
+    return chosen(entries_of(config))
+
+
 def num_bytes(builder: Builder) -> int:
     """Bytes of all parameters of a model."""
     return sum(parameter.nbytes for parameter in builder.parameters)
@@ -126,6 +161,6 @@ class ModelOptions:
     """Compute activations again in the backward pass instead of keeping them in memory."""
     from_run: str = ""
     """Folder of another run, whose model's parameters are the first ones of this run; `adloco train
-    --from RUN` sets it. The model must have the same shape and tokenizer. Optimizers, learning rate
+    --from RUN` sets it. The model must be the same, and the tokenizer. Optimizers, learning rate
     and budget begin anew.
     """

@@ -185,7 +185,8 @@ def with_longer_schedule(
     Raises:
         ValueError: The schedule has fallen and cannot be made longer.
     """
-    folder_tokens = build_recipe(read_values(str(folder / RECIPE))).run.tokens
+    own = build_recipe(read_values(str(folder / RECIPE))).run
+    folder_tokens = own.tokens
     now, begun = recipe.learning_rate, about["recipe"]
     planned = replace(
         now,
@@ -198,6 +199,15 @@ def with_longer_schedule(
         done = samples * recipe.data.context_tokens
         return planned.lengthened(done, tokens) if tokens > before else planned
 
+    others = (name for name in own.limits if name != "tokens")
+    grown = [f"run.{name}" for name in others if recipe.run.limits[name] > own.limits[name]]
+    ended = now.shape != "constant" and samples * recipe.data.context_tokens >= planned.total_tokens
+    require(
+        not (grown and ended and recipe.run.tokens <= before),
+        f"{', '.join(grown)} cannot grow: the learning rate fell to its end at "
+        f"{planned.total_tokens:,} tokens; use learning_rate.shape constant, or wsd before its "
+        "decay, in a run that may become longer",
+    )
     longer = schedule(recipe.run.tokens)
     # The folder may have the schedule of a longer run that was cut off before a checkpoint.
     if now in (planned, schedule(folder_tokens)):

@@ -2,6 +2,7 @@
 placement of its workers, its task with the data, its model, and the micro-batch that fits.
 """
 
+import json
 import os
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -19,7 +20,7 @@ from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.models.source import Builder, num_bytes
+from adloco.models.source import Builder, entries_of, num_bytes
 from adloco.run.budget import Budget
 from adloco.run.environment import (
     choose_device,
@@ -73,7 +74,10 @@ def prepare_run(
     """
     if stored is None:
         rate = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
-        recipe = replace(recipe, learning_rate=rate)
+        # Kept, because the numbers depend on it: another machine might choose otherwise.
+        chosen = choose_precision(recipe.run.precision, placement.device)
+        run = replace(recipe.run, precision="bf16" if chosen else "fp32")
+        recipe = replace(recipe, learning_rate=rate, run=run)
     opened, notices = _open(recipe, placement, stored, problem), list[str]()
     opened.train_source()  # Refuses too little data before anything is measured.
     check_memory(recipe, opened.builder, placement)
@@ -90,6 +94,8 @@ def prepare_run(
         return RunParts(**vars(opened), notices=notices)
     other, task = recipe.model_options.from_run, opened.task
     start = WarmStart(Path(other), task, placement, problem) if other else None
+    if start and not problem:
+        start.require_same_model(opened.builder)
     notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
     if problem:
         notices.append(unread_streams(problem.data.num_streams, recipe))
@@ -175,6 +181,9 @@ def place_workers(recipe: Recipe) -> Placement:
         "the kind of device": device.type,
         "the version of adloco": metadata.version("adloco"),
         "the code of adloco": code_checksum(),
+        "the type that run.precision auto takes": str(
+            choose_precision(recipe.run.precision, device)
+        ),
         "data.islands": ", ".join(recipe.data.islands),  # Their settings may differ.
     }
     return place(
@@ -218,6 +227,12 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     if isinstance(task, IslandTexts):
         task.gather_texts(placement.all_values)
         return task
+    tokenizer = task.tokenizer.fingerprint()
+    require(
+        placement.agree(tokenizer) == tokenizer,
+        f"data.tokenizer {recipe.data.tokenizer!r} differs between ranks; give all of them the "
+        "same",
+    )
     where = "data.dataset" if recipe.data.dataset else "data.path"
     require(
         task.matches_fingerprint(placement.agree(task.corpus)),
@@ -257,10 +272,12 @@ def model_builder(
         seed=recipe.run.seed,
         weights=weights,
     )
-    digest = builder.stored.digest()  # Each rank reads its own files.
+    # Each rank reads its own files.
+    own = [builder.stored.digest(), json.dumps(entries_of(config), sort_keys=True, default=str)]
     require(
-        digest == placement.agree(digest),
-        "the weights of model.name differ between ranks; give all of them the same",
+        own == placement.agree(own),
+        "the weights or the configuration of model.name differ between ranks; give all of them "
+        "the same",
     )
     return builder
 

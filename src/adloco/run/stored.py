@@ -212,12 +212,18 @@ def resumed_recipe(
             folder, "read that code and give --trust-recipe (from Python, trust_recipe=True)"
         )
     try:
-        build_recipe(values)
+        own = build_recipe(values)
     except ValueError as error:
         advice = "restore it, resume with the version that began the run, or start another run"
         message = f"{path} does not fit this version of adloco: {error}; {advice}"
         raise ValueError(message) from error
     recipe = build_recipe(override(values, flags))
+    islands, given = [*own.data.islands], [*recipe.data.islands]
+    require(
+        given == islands,
+        f"data.islands must name {', '.join(islands) or 'no islands'} in this order, as the run in "
+        f"{folder} began, because workers read by number; got {', '.join(given) or 'none'}",
+    )
     check_budgets(folder, recipe)
     return recipe
 

@@ -30,9 +30,15 @@ def cut_batches(recipe: Recipe) -> str:
 
 def other_schedule(recipe: Recipe) -> str:
     """A sentence if the learning rate falls over other tokens than the run has, as it does where a
-    recipe from a run's folder gets another budget; empty if it does not.
+    recipe from a run's folder gets another budget, or has no warm-up for want of tokens; empty if
+    neither is so.
     """
     rate, tokens = recipe.learning_rate, recipe.run.tokens
+    if rate.warmup_fraction and not rate.total_tokens:
+        return (
+            "learning_rate.warmup_fraction is a part of learning_rate.total_tokens, which is 0 "
+            "without run.tokens, so there is no warm-up"
+        )
     return (
         f"learning_rate.total_tokens is {rate.total_tokens:,} and run.tokens {tokens:,}, so the "
         "learning rate does not end its fall with the run; total_tokens 0 is run.tokens"

@@ -13,7 +13,8 @@ from adloco.algorithms.state_parts import trainer_part
 from adloco.data.transformers_tokenizer import PRETRAINED
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.run.folder import TOKENIZER
+from adloco.models.source import Builder, computed_by
+from adloco.run.folder import MODEL, TOKENIZER
 from adloco.run.own_problem import builder_of
 from adloco.run.trained import stored_builder, stored_counters, stored_trainer
 from adloco.tasks.task import Task
@@ -67,6 +68,26 @@ class WarmStart:
         self._folder, self._problem = folder, problem
         self._stored, self._trainer = stored, trainer
         self._averaged: Sequence[Tensor] = [*outer["params"], *outer["buffers"]]
+
+    def require_same_model(self, builder: Builder) -> None:
+        """Raise ValueError unless a configuration computes what the other run's does: shapes do
+        not tell heads, for instance.
+        """
+        mine, other = (
+            computed_by(each)
+            for each in (builder.config, builder.load_config(self._folder / MODEL))
+        )
+        differing = [
+            f"{name} is {other.get(name)!r} there and {mine.get(name)!r} here"
+            for name in sorted({*mine, *other})
+            if mine.get(name) != other.get(name)
+        ]
+        require(
+            not differing,
+            f"the model of model.from_run {str(self._folder)!r} is another one "
+            f"({'; '.join(differing[:3])}); give the other settings of [model] and the task of "
+            "that run",
+        )
 
     def of(self, problem: Problem) -> Problem:
         """The problem, with models that begin with these parameters."""
