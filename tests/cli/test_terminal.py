@@ -78,7 +78,12 @@ def test_columns_go_before_a_name_is_broken(
 def test_a_printed_recipe_has_escapes_for_what_cannot_be_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config", "adloco", "--data.split", "a\x1b[31m\x9b\u202eb"]) == 0
+    assert (
+        main(
+            ["config", "adloco", "--data.dataset", "texts", "--data.split", "a\x1b[31m\x9b\u202eb"]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert 'split = "a\\u001b[31m\\U0000009b\\U0000202eb"' in printed
     recipe = tmp_path / "copy.toml"
