@@ -112,7 +112,8 @@ METHODS = {
 """ddp-2048 has as many tokens in a step as the arms that send less: its gap is the batch's part of
 theirs. ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3
 sends about 1/300 of the bytes of ddp, int1-h11 about 1/1,000. Those that GRID has not are trained
-by `--run`, and their rows are trials."""
+by `--run`; their rows are trials, but for int1-8192-h1, which has as many bytes as int1-h3 and
+larger batches of each worker (at the one size and length at which it was trained)."""
 
 FOUR, TWO_AND_EIGHT = (("int1-h3", 4), ("int1-h11", 4)), (("int1-h3", 2), ("int1-h3", 8))
 OTHERS = (("ddp-outer", 1), *TWO_AND_EIGHT, ("int1-h11", 2), ("int1-h11", 8))
@@ -129,7 +130,7 @@ GRID: Sequence[tuple[int, int, tuple[tuple[str, int], ...]]] = (
     (1_906_368, 20, FOUR),
 )
 """Parameters, tokens a parameter, and methods with their workers, besides ddp; in this order."""
-FINAL = {"ddp", *(method for _, _, others in GRID for method, _ in others)}
+FINAL = {"ddp", "int1-8192-h1", *(method for _, _, others in GRID for method, _ in others)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +281,7 @@ def wanted(rows: Rows) -> list[Run]:
 
 
 def run_of(words: str) -> Run:
-    """The final run that is described by PARAMETERS,RATIO,METHOD,K,SEED,LR[,OUTER LR,MOMENTUM]."""
+    """A run on all windows, from PARAMETERS,RATIO,METHOD,K,SEED,LR[,OUTER LR,MOMENTUM]."""
     size, ratio, method, *numbers = words.split(",")
     require(
         size in map(str, SIZES) and method in METHODS and len(numbers) in (3, 5),
@@ -401,9 +402,11 @@ START = np.array([0.0, 0.7, -1.0, 0.0])
 
 
 def said(constants: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The gaps of a law, (K - 1)^b (a S^-c + f), at these places, and their slopes by constant."""
+    """The gaps of a law, (K - 1)^b (a S^-c + f), at these workers and syncs [gaps, 2], and their
+    slopes by constant.
+    """
     scale, by_workers, by_syncs, floor = constants
-    others, syncs = places[:, 2] - 1, places[:, 3]
+    others, syncs = places[:, 0] - 1, places[:, 1]
     grown, falling = others**by_workers, np.exp(scale) * syncs**by_syncs
     gaps = grown * (falling + floor)
     slopes = (grown * falling, np.log(others) * gaps, np.log(syncs) * grown * falling, grown)
@@ -432,18 +435,32 @@ def fitted(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
 
 
 def of_several(found: Sequence[Gap]) -> list[Gap]:
-    """The gaps of at least two workers, which alone the law is of."""
-    return [gap for gap in found if gap.place[2] > 1]
+    """The gaps of at least two workers, which alone the law is of, without those that another one
+    with as many workers at the same size and tokens beats by no more bytes.
+    """
+    several = [gap for gap in found if gap.place[2] > 1]
+    return [
+        gap
+        for gap in several
+        if not any(
+            other.place[:3] == gap.place[:3]
+            and other.fewer >= gap.fewer
+            and other.relative < gap.relative
+            for other in several
+        )
+    ]
 
 
 def data_of(used: Sequence[Gap]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places, gaps and weights, which are 1 / variance: of seeds, and of what a law leaves out."""
+    """Workers with syncs, gaps, and weights, which are 1 / variance: of seeds, and of what a law
+    leaves out.
+    """
     values = np.array([gap.relative for gap in used])
     variances = np.array(
         [SIGMAS[gap.row["windows"] == "256"] ** 2 / gap.difference.seeds for gap in used]
     )
     variances += (LEFT_OUT * values) ** 2
-    return np.array([gap.place for gap in used]), values, 1 / variances
+    return np.array([gap.place[2:] for gap in used]), values, 1 / variances
 
 
 def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarray]:
@@ -454,7 +471,7 @@ def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarra
     """
     used = of_several(found)
     places, values, weights = data_of(used)
-    varied = [len(set(column)) > 1 for column in places[:, 2:].T] if used else []
+    varied = [len(set(column)) > 1 for column in places.T] if used else []
     require(
         len(used) > 6 and all(varied),
         f"the law has 4 constants, and {len(used)} gaps are stored, which must be 7 at least and "
@@ -474,8 +491,11 @@ def held_out(found: Sequence[Gap]) -> list[list[str]]:
     parts[f"more than {LONG} syncs"] = [gap.place[3] > LONG for gap in used]
     cells = []
     for name, out in parts.items():
-        others = [gap for gap, left in zip(used, out, strict=True) if not left]
-        places, values, weights = data_of([gap for gap in used if gap not in others])
+        left, others = (
+            [gap for gap, is_out in zip(used, out, strict=True) if is_out == wanted]
+            for wanted in (True, False)
+        )
+        places, values, weights = data_of(left)
         if others and len(values):
             gaps, _ = said(fitted(*data_of(others)), places)
             off = math.sqrt(float((weights * (values - gaps) ** 2).mean()))
@@ -494,7 +514,7 @@ def told_law(found: Sequence[Gap]) -> str:
     ]
     rows = []
     for workers, syncs in ((2, 1e3), (4, 1e2), (4, 1e3), (4, 1e4), (8, 1e3)):
-        place = np.array([[0, 0, workers, syncs]])
+        place = np.array([[workers, syncs]])
         low, high = np.quantile([said(each, place)[0] for each in drawn], (0.025, 0.975))
         cells = [f"{workers}", f"{syncs:,.0f}", f"{said(best, place)[0][0]:.2%}"]
         rows.append([*cells, f"{low:.2%} to {high:.2%}"])
@@ -525,7 +545,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
     markers = dict(zip(sorted({gap.place[0] for gap in used}), "osD^v", strict=False))
     for gap in used:
         size, _, workers, syncs = gap.place
-        told = said(best, np.array([gap.place]))[0][0]
+        told = said(best, np.array([[workers, syncs]]))[0][0]
         for axes, x in ((by_syncs, syncs), (by_law, 100 * told)):
             axes.errorbar(
                 x,
@@ -538,7 +558,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
             )
     syncs = np.geomspace(6, 4000, 50)
     for workers, colour in colours.items():
-        places = np.column_stack([np.full((50, 3), (0, 0, workers)), syncs])
+        places = np.column_stack([np.full(50, workers), syncs])
         by_syncs.plot(syncs, 100 * said(best, places)[0], color=colour, label=f"K = {workers}")
     for size, marker in markers.items():
         label = f"{size / 1e6:.2f}M parameters"

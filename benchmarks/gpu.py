@@ -481,6 +481,8 @@ def worse(stored: Result, found: Result) -> list[str]:
     """What is worse in a result than in the stored one of the same words; empty if nothing is."""
     if "failure" in found:
         return [found["failure"]]
+    if "does_not_fit" in found:
+        return [] if "does_not_fit" in stored else [found["does_not_fit"]]
     slower = 1 + max(MARGIN, 3 * stored.get("deviation", 0.0))
     most = {"milliseconds": slower, "peak_bytes": 1 + MARGIN}
     pairs = {
@@ -503,9 +505,12 @@ def check(stage: str, runs: Mapping[str, str], known: Mapping[str, Result]) -> i
     failed = 0
     again = {name: words for name, words in runs.items() if name in known}
     for name, result in measure(stage, again) if known else ():
-        problems = worse(known.get(name, {}), result)
-        failed += bool(problems)
-        print(f"{stage} · {name}: {'; '.join(problems) or 'no worse'}", flush=True)
+        if name in known:
+            problems = worse(known[name], result)
+            failed += bool(problems)
+            print(f"{stage} · {name}: {'; '.join(problems) or 'no worse'}", flush=True)
+    if not known:
+        print(f"{stage}: nothing stored to compare with", flush=True)
     return failed
 
 

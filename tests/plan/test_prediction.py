@@ -247,6 +247,36 @@ def test_shards_of_data_parallel_training(
     assert found.bytes_sent == pytest.approx(4e6 * sent * found.syncs)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "ranks", "islands", "copies"),
+    [
+        # The file does not say how many ranks an island has: as many as the shape needs.
+        ("ddp", ("8", "1"), 0, 4, 1 / 4),
+        ("ddp", ("1", "8"), 0, 2, 4),
+        ("single", ("8", "1"), 0, 1, 1),
+        ("fsdp-norm", ("0", "1"), 1, 3, 1 / 3),
+        # Shards that take a part of an island, and ranks that no shape divides.
+        ("ddp", ("12", "0"), 8, 3, None),
+        ("ddp", ("4", "0"), 6, 2, None),
+        ("ddp", ("1", "2"), 1, 4, None),
+    ],
+)
+def test_shapes_that_fit_on_the_islands(
+    name: str, shape: tuple[str, str], ranks: int, islands: int, copies: float | None
+) -> None:
+    cluster = Cluster(
+        islands=islands, ranks=ranks, bandwidth="1gbit", samples_per_second={64: 16.0}
+    )
+    settings = [("placement.shard_size", shape[0]), ("placement.replica_size", shape[1])]
+    settings += [("inner.optimizer", "adamw"), ("batch.initial", "64"), ("batch.maximum", "64")]
+    settings += [("switch.max_micro_batch", "8"), ("batch.minimum", "64")]
+    if copies is None:
+        with pytest.raises(ValueError, match="shards and replicas must fit on islands"):
+            made(name, cluster, *settings)
+    else:
+        assert made(name, cluster, *settings).memory_bytes == pytest.approx(4e6 * 4 * copies)
+
+
 def test_all_ranks_of_an_island_can_share_a_worker() -> None:
     cluster = Cluster(islands=2, ranks=8, bandwidth="1gbit", samples_per_second={8: 16.0})
     for shards in ("0", "8"):

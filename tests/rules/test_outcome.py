@@ -5,9 +5,10 @@ from adloco.rules.outcome import no_success
 NAN = float("nan")
 
 
-def said(*losses: float | None, trained: float | None = 2.0, ended: bool = False) -> str:
-    records = [{"val_loss": loss, "train_loss": trained} for loss in losses]
-    return no_success(records, ended=ended)
+def said(*losses: float | None, trained: float | None = 2.0, evaluated: bool = False) -> str:
+    memory = {"evaluation": {}} if evaluated else {}
+    records = [{"val_loss": loss, "train_loss": trained, "memory": memory} for loss in losses]
+    return no_success(records)
 
 
 def test_a_loss_above_its_start_is_no_success() -> None:
@@ -20,13 +21,13 @@ def test_losses_of_other_texts_are_not_compared() -> None:
     islands = [{"island": "easy"}, {"island": "hard"}]
     both = {"val_loss": 4.0, "train_loss": 4.0, "islands": islands}
     alone = [{"val_loss": loss, "train_loss": 4.0, "islands": islands[1:]} for loss in (4.4, 4.2)]
-    assert no_success([both, *alone], ended=True) == ""
+    assert no_success([both, *alone]) == ""
     worse = [both, *alone, alone[0] | {"val_loss": 4.5}]
-    assert "above 4.4000" in no_success(worse, ended=True)
+    assert "above 4.4000" in no_success(worse)
 
 
 def test_one_evaluation_says_nothing() -> None:
-    assert no_success([], ended=True) == said(3.0) == said(None, 3.0) == ""
+    assert no_success([]) == said(3.0) == said(None, 3.0) == ""
 
 
 def test_a_loss_that_is_not_finite_is_no_success() -> None:
@@ -34,4 +35,4 @@ def test_a_loss_that_is_not_finite_is_no_success() -> None:
         assert said(3.0, 2.0, trained=last).startswith("The run has diverged")
     assert said(3.0, NAN).startswith("The run has diverged")
     # A file has no NaN.
-    assert said(3.0, None, ended=True).startswith("The run has diverged")
+    assert said(3.0, None, evaluated=True).startswith("The run has diverged")

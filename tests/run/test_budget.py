@@ -185,7 +185,7 @@ def test_a_schedule_that_has_fallen_cannot_become_longer(
     assert (run / "recipe.toml").read_text() == before
     # Nor by another budget: its rounds would all have the lowest rate.
     assert main(["train", "--resume", str(run), "--run.tokens", "0", "--run.rounds", "99"]) == 2
-    assert "run.rounds cannot grow: the learning rate fell to its end at 4,096 tokens" in (
+    assert "cannot become longer by run.tokens: its learning rate fell to the end at 4,096" in (
         capsys.readouterr().err
     )
     assert main(["train", "--resume", str(run), "--run.tokens", "x"]) == 2

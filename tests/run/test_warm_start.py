@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, Mamba2Config
 
 import adloco
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.models.build import ModelBuilder
+from adloco.models.source import computed_by
 from adloco.run.checkpoint import list_checkpoints, need
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
@@ -109,6 +112,19 @@ def test_what_does_not_fit_is_refused(
     assert "--from begins a new run" in capsys.readouterr().err
     assert main(["train", *small, "--from", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_what_a_run_may_change_of_the_model_that_it_begins_with(tmp_path: Path) -> None:
+    sizes: Any = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    plain = computed_by(LlamaConfig(**sizes))
+    other: Any = {"attention_dropout": 0.1, "max_position_embeddings": 99, "pad_token_id": 3}
+    assert computed_by(LlamaConfig(**sizes, dtype="bfloat16", **other)) == plain
+    for changed in ({"rms_norm_eps": 1e-3}, {"hidden_act": "gelu"}, {"num_attention_heads": 4}):
+        assert computed_by(LlamaConfig(**(sizes | changed))) != plain
+    # A file has lists where a new configuration has tuples.
+    mamba = Mamba2Config()
+    mamba.save_pretrained(tmp_path)
+    assert computed_by(mamba) == computed_by(ModelBuilder.load_config(tmp_path))
 
 
 def test_a_tokenizer_that_was_trained_is_taken_from_the_other_run(

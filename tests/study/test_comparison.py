@@ -38,6 +38,7 @@ def against(*ends: tuple[float, float]) -> Comparison:
         replicas=2,
         equal=(),
         unequal=(),
+        marked=(),
         differs=(),
     )
 
@@ -73,7 +74,7 @@ def test_a_last_loss_that_is_not_finite_is_no_final_loss() -> None:
     """Records have none in its place."""
     run = against((1.0, 1.0)).arms["a"][0]
     assert run.final("val_loss") == 1.0
-    assert replace(run, measures={"val_loss": [2.0, 1.0, None]}).final("val_loss") is None
+    assert replace(run, finite=False).final("val_loss") is None
 
 
 def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:
@@ -123,6 +124,7 @@ def comparison(problem: str = "") -> Comparison:
         replicas=2,
         equal=("data",),
         unequal=(),
+        marked=(),
         differs=(),
     )
 
@@ -168,6 +170,18 @@ def test_data_parallel_training_has_as_many_replicas_as_the_widest_trainer_worke
     for rounds, replicas in ((1, 2), (2, 3), (3, 4)):
         monkeypatch.setattr(Records, "read_whole", lambda _, last=rounds: lines[:last])
         assert compare(runs, targets=[], links=[], problems={}).replicas == replicas
+
+
+def test_swept_tokenizers_are_marked_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is not held equal is refused after training, too."""
+    monkeypatch.setattr(Records, "read_whole", lambda _: [LINE])
+    runs = plan_runs(["diloco", "a=diloco@--data.tokenizer bpe:300"], [], 1, Path("study"))
+    found = compare(runs, targets=[], links=[], problems={}, varied=["data.tokenizer"])
+    assert found.unequal == ()
+    assert found.warning == (
+        " NOT HELD EQUAL: tokenizer (data.tokenizer: diloco: bytes, a: bpe:300)."
+    )
+    assert to_json(found)["not_held_equal"] == [*found.marked]
 
 
 def test_losses_of_other_texts_reach_no_target(monkeypatch: pytest.MonkeyPatch) -> None:

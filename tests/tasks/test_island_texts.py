@@ -299,7 +299,7 @@ def test_islands_with_one_text_are_refused(texts: Path) -> None:
     task = TrainingRun.create(recipe_of(flags_of(texts, both(texts)))).task
     assert isinstance(task, IslandTexts)
     told = dict.fromkeys(("numbers", "words"), ("a text", 100))
-    with pytest.raises(ValueError, match="the islands words have the text of an island before"):
+    with pytest.raises(ValueError, match="islands numbers and words have the same text"):
         task.gather_texts(lambda mine: [(mine[0], told)])
 
 

@@ -142,7 +142,7 @@ class Training:
         for line in closing:
             self._say(line)
         self.alerts.tell("ended", closing[0])
-        problem = no_success(records, ended=True)
+        problem = no_success(records)
         if problem:
             self._say(problem, logging.WARNING)
         return 0

@@ -41,8 +41,8 @@ class RunSettings:
     """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
     threads: int = setting(0, resume="free", of_rank=True, traceless=True)
     """Number of workers that run at the same time. 0: one per core on a CPU; on a GPU one, or one
-    per core if their micro-batches are small. It does not change the results. Compiled ones always
-    run one after another.
+    per core if their micro-batches are small. It does not change the results. Compiled ones, and
+    more than 31 on a GPU, always run one after another.
     """
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Data type of the computation. bf16: mixed precision by autocast; auto: bf16 if the device

@@ -106,7 +106,8 @@ class DataSettings:
             raise SettingError(self, "arguments", f"{problem} or name a function")
         for name in ("config", "split", "validation_split", "streaming"):
             given = getattr(self, name)
-            if given and given != "train" and not self.dataset:
+            unread = given and not self.dataset
+            if unread and (name != "split" or (given != "train" and not self.islands)):
                 problem = f"is for {{dataset}}, got {given!r} without one; leave it out"
                 raise SettingError(self, name, f"{problem} or name a dataset")
         split = "must name a split of the dataset, for instance train"
@@ -216,6 +217,7 @@ class DataSettings:
             path=path,
             dataset="",
             config="",
+            split="train",
             validation_split="",
             streaming=False,
             factory="",

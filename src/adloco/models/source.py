@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -83,33 +84,36 @@ class Builder(Protocol):
 OF_A_FILE = {"_name_or_path", "transformers_version"}
 """Entries of a configuration that say where it is from."""
 NOT_COMPUTED = {
-    *("architectures", "dtype", "torch_dtype", "initializer_range", "max_position_embeddings"),
+    *("architectures", "dtype", "torch_dtype", "max_position_embeddings", "n_positions", "n_ctx"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "use_cache"),
-    *("id2label", "label2id", "problem_type"),
+    *("id2label", "label2id", "problem_type", "task_specific_params"),
 }
-"""Entries that do not change what a model computes from its parameters and a text."""
+"""Entries in which a run may differ from the one whose parameters it begins with, besides rates of
+dropout, first values and outputs: longer contexts, and tokens that a tokenizer decides.
+"""
 
 
 def entries_of(config: Any) -> dict[str, Any]:
-    """A model's configuration as plain values, without those that say where it is from."""
+    """A model's configuration as JSON has it, without what says where it is from."""
     entries = config if isinstance(config, dict) else None
     if is_dataclass(config) and not isinstance(config, type):
         entries = asdict(config)
     if entries is None:
         entries = config.to_dict()
-    return {str(name): value for name, value in entries.items() if name not in OF_A_FILE}
+    plain = json.loads(json.dumps(entries, default=str))
+    return {name: value for name, value in plain.items() if name not in OF_A_FILE}
 
 
 def computed_by(config: Any) -> dict[str, Any]:
-    """The entries of a configuration that decide what a trained model computes: rates of dropout
-    are not among them, for instance.
-    """
+    """The entries of a configuration that decide what a trained model computes."""
 
     def chosen(entries: Mapping[str, Any]) -> dict[str, Any]:
         return {
             name: chosen(value) if isinstance(value, Mapping) else value
             for name, value in entries.items()
-            if name not in NOT_COMPUTED and "drop" not in name
+            if name not in NOT_COMPUTED
+            and "drop" not in name
+            and not name.startswith(("init", "output_"))
         }
 
     return chosen(entries_of(config))

@@ -84,7 +84,8 @@ def candidates(
     require(
         bool(found),
         "no candidate is left: streaming.fragments must be at most method.sync_every, "
-        "streaming.tau less than their quotient, and eta of a plug-in norm test less than 1",
+        "streaming.tau less than their quotient and 0 in a bf16 model, eta of a plug-in norm test "
+        "less than 1, and placement's shards and replicas must fit on islands of so many ranks",
     )
     return found
 
@@ -137,9 +138,16 @@ def _on_cluster(
 
     Returns:
         None if fragments do not fit into the recipe's rounds, if a whole model is to be in flight
-        although it is one of several numbers of fragments, or if the norm test holds no batch.
+        although it is one of several numbers of fragments, if a bf16 model is to be in flight (a
+        run refuses it), if the norm test holds no batch, or if shards do not fit on the islands.
     """
-    first = build_recipe(override(read_values(name), list(point.items())))
+    values = override(read_values(name), list(point.items()))
+    mixes = point.get("streaming.tau", "0") != "0" and "streaming.alpha" not in point
+    if mixes and values.get("model", {}).get("dtype") == "bf16":
+        return None
+    first = build_recipe(values)
+    if not _shards_fit(first, cluster):
+        return None
     shape = first.placement
     alone = not _SHAPE & point.keys() and shape.replica_size == shape.shard_size == 1
     if alone and cluster.ranks > 1 and not first.data_parallel:
@@ -199,10 +207,13 @@ def smallest_worker_batch(recipe: Recipe, cluster: Cluster) -> int:
 
 
 def ranks_of_island(recipe: Recipe, cluster: Cluster) -> int:
-    """Ranks of an island. Of data-parallel training they are those that were measured."""
-    if recipe.data_parallel:
-        return max(1, cluster.ranks)
+    """Ranks of an island. Of data-parallel training they are those that were measured, if they
+    are known.
+    """
     shards, replicas = recipe.placement.shard_size, recipe.placement.replica_size
+    if recipe.data_parallel:
+        least = -(-max(1, shards) * max(1, replicas) // cluster.islands)
+        return cluster.ranks or least
     if shards and replicas:
         return shards * replicas
     return max(1, cluster.ranks, shards, replicas)  # All ranks of the island.
@@ -218,6 +229,18 @@ def shards_of_worker(recipe: Recipe, cluster: Cluster) -> int:
     ranks = ranks_of_island(recipe, cluster) * (cluster.islands if recipe.data_parallel else 1)
     shape = recipe.placement
     return island_shape(ranks, 1, shape.shard_size, shape.replica_size)[0]
+
+
+def _shards_fit(recipe: Recipe, cluster: Cluster) -> bool:
+    """True if ranks can be divided into shards and replicas, and no copy of the model has a part of
+    an island.
+    """
+    ranks = ranks_of_island(recipe, cluster)
+    try:
+        shards = shards_of_worker(recipe, cluster)
+    except ValueError:
+        return False
+    return ranks % shards == 0 or shards % ranks == 0
 
 
 def islands_of_copy(recipe: Recipe, cluster: Cluster) -> int:

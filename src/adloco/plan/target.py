@@ -8,7 +8,7 @@ from typing import Any
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.candidates import Candidate
-from adloco.plan.gap_law import RUNS, gap, times_tokens
+from adloco.plan.gap_law import RUNS, Gap, gap, times_tokens
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
@@ -62,18 +62,21 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
     tokens = float(found[0].recipe.run.tokens)
     smallest = min(candidate.recipe.guards.initial for candidate in found)
 
-    def needed(recipe: Recipe, batch: float, of_gap: str = "expected") -> float:
+    def needed(
+        recipe: Recipe, batch: float, of: Callable[[Gap], float] = lambda found: found.expected
+    ) -> float:
         """Tokens after which local training is where data-parallel training is after the budget."""
         price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
         own = tokens * max(price, 1.0)
         workers, trainers = recipe.after_merges  # Each makes the progress by itself.
         syncs = own / (batch * recipe.data.context_tokens * sync_every_of(recipe))
-        return trainers * own * _times(workers, syncs, of_gap)
+        return trainers * own * _times(workers, syncs, of)
 
     def between(recipe: Recipe, batch: float) -> tuple[float, float] | None:
         if recipe.after_merges[0] < 2:
             return None
-        return needed(recipe, batch, "least"), needed(recipe, batch, "most")
+        least = needed(recipe, batch, lambda found: found.least)
+        return least, needed(recipe, batch, lambda found: found.most)
 
     batches = (
         f"A batch of b samples needs 1 + b / {noise_scale:g} times the tokens of a tiny one."
@@ -97,18 +100,18 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
     )
 
 
-def _times(workers: int, syncs: float, of_gap: str) -> float:
+def _times(workers: int, syncs: float, of: Callable[[Gap], float]) -> float:
     """Times the tokens that so many workers need because of their gap at the end of them: more
     tokens have more syncs, and a smaller gap.
 
     Args:
         workers: K.
         syncs: Those of the tokens without a gap.
-        of_gap: The field of `Gap` to take.
+        of: Takes a gap's expected value or an end of its interval.
     """
 
     def after(syncs: float) -> float:
-        return times_tokens(getattr(gap(workers, syncs), of_gap))
+        return times_tokens(of(gap(workers, syncs)))
 
     fewest, most = 1.0, after(syncs)
     for _ in range(40):

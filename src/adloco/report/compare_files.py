@@ -13,7 +13,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "held_equal": list(comparison.equal),
         "differs": list(comparison.differs),
-        "not_held_equal": list(comparison.unequal),
+        "not_held_equal": [*comparison.unequal, *comparison.marked],
         "units": {
             each.name: each.metric.unit.name for each in (*comparison.totals, *comparison.finals)
         },

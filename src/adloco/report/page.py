@@ -81,7 +81,7 @@ def write_report(folder: Path) -> Path:
             "folder": folder.resolve().name,
             "facts": [_layout(recipe), _origin(environment, starts, records)],
             "unfinished": "" if summary else _unfinished(recipe, records[-1]),
-            "no_success": no_success(records, ended=bool(summary)),
+            "no_success": no_success(records),
             "cards": [
                 run_cards(declared, records),
                 _sync_cards(records),

@@ -8,24 +8,17 @@ from adloco.rules.failure_signs import is_finite
 ADVICE = "Begin again with a lower inner.lr or method.max_grad_norm, or look at the data"
 
 
-def no_success(records: Sequence[dict[str, Any]], *, ended: bool) -> str:
+def no_success(records: Sequence[dict[str, Any]]) -> str:
     """Sentences that say that a run has diverged or ended above its start; empty if it has not.
 
     The validation loss is compared with that of the first evaluation of the same text, after a
     round or more; with one evaluation alone, nothing is known.
-
-    Args:
-        records: The run's lines.
-        ended: True if its budget is spent: then the last round was evaluated.
     """
     if not records:
         return ""
     last = records[-1]
-    loss = last.get("val_loss")
     known = [each["val_loss"] for each in of_newest_text(records) if is_finite(each["val_loss"])]
-    # Numbers that are not finite are written as none.
-    diverged = not is_finite(loss) and (ended or loss is not None)
-    if not is_finite(last["train_loss"]) or diverged:
+    if not is_finite(last["train_loss"]) or not ended_finite(records):
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
     if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
         return (
@@ -33,6 +26,19 @@ def no_success(records: Sequence[dict[str, Any]], *, ended: bool) -> str:
             f"{known[0]:.4f} in its first evaluation. {ADVICE}."
         )
     return ""
+
+
+def ended_finite(records: Sequence[dict[str, Any]]) -> bool:
+    """False if the newest evaluation gave no finite number.
+
+    A line has none then, as one without an evaluation; but that one has no memory of it either.
+    """
+    losses = (
+        each.get("val_loss")
+        for each in reversed(records)
+        if each.get("val_loss") is not None or "evaluation" in each.get("memory", ())
+    )
+    return is_finite(next(losses, 0.0))
 
 
 def of_newest_text(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

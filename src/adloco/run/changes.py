@@ -199,12 +199,15 @@ def with_longer_schedule(
         done = samples * recipe.data.context_tokens
         return planned.lengthened(done, tokens) if tokens > before else planned
 
-    others = (name for name in own.limits if name != "tokens")
-    grown = [f"run.{name}" for name in others if recipe.run.limits[name] > own.limits[name]]
+    grown = [
+        f"run.{name}"
+        for name, limit in recipe.run.limits.items()
+        if (limit or math.inf) > (own.limits[name] or math.inf) and (name != "tokens" or not limit)
+    ]
     ended = now.shape != "constant" and samples * recipe.data.context_tokens >= planned.total_tokens
     require(
         not (grown and ended and recipe.run.tokens <= before),
-        f"{', '.join(grown)} cannot grow: the learning rate fell to its end at "
+        f"the run cannot become longer by {', '.join(grown)}: its learning rate fell to the end at "
         f"{planned.total_tokens:,} tokens; use learning_rate.shape constant, or wsd before its "
         "decay, in a run that may become longer",
     )

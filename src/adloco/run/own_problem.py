@@ -22,6 +22,7 @@ def recipe_of(problem: Problem, recipe: Recipe) -> Recipe:
             recipe.data,
             path="",
             dataset="",
+            split="train",
             factory=f"{source.__module__}:{source.__qualname__}",
             context_tokens=problem.tokens_per_sample,
         ),

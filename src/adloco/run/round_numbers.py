@@ -21,7 +21,7 @@ from adloco.metrics import (
     values,
 )
 from adloco.options import option_metrics, unmeasured
-from adloco.rules.outcome import of_newest_text
+from adloco.rules.outcome import ended_finite, of_newest_text
 
 if TYPE_CHECKING:
     from adloco.config.sections import Recipe
@@ -152,12 +152,11 @@ def summarise(
     """
     summary: dict[str, Any] = {}
     alike = of_newest_text(records)
-    # Numbers that are not finite are written as none, and a run's last round is evaluated.
-    ended = bool(alike) and alike[-1] is records[-1]
+    finite = ended_finite(records)
     for measure in measures:
         metric = validation(measure, "round" if trainer is None else "trainer")
         every = [number for numbers in values(metric, alike, trainer) for number in numbers]
-        summary[f"final_{metric.name}"] = every[-1] if every and ended else None
+        summary[f"final_{metric.name}"] = every[-1] if every and finite else None
         summary[f"best_{metric.name}"] = (min if measure.better == "lower" else max)(
             every, default=None
         )

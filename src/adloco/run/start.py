@@ -76,6 +76,10 @@ def prepare_run(
         rate = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
         # Kept, because the numbers depend on it: another machine might choose otherwise.
         chosen = choose_precision(recipe.run.precision, placement.device)
+        require(
+            len({*placement.all_values(str(chosen))}) == 1,
+            "the machines of the run differ in what run.precision auto takes; give it fp32 or bf16",
+        )
         run = replace(recipe.run, precision="bf16" if chosen else "fp32")
         recipe = replace(recipe, learning_rate=rate, run=run)
     opened, notices = _open(recipe, placement, stored, problem), list[str]()
@@ -181,9 +185,6 @@ def place_workers(recipe: Recipe) -> Placement:
         "the kind of device": device.type,
         "the version of adloco": metadata.version("adloco"),
         "the code of adloco": code_checksum(),
-        "the type that run.precision auto takes": str(
-            choose_precision(recipe.run.precision, device)
-        ),
         "data.islands": ", ".join(recipe.data.islands),  # Their settings may differ.
     }
     return place(
@@ -273,7 +274,7 @@ def model_builder(
         weights=weights,
     )
     # Each rank reads its own files.
-    own = [builder.stored.digest(), json.dumps(entries_of(config), sort_keys=True, default=str)]
+    own = [builder.stored.digest(), json.dumps(entries_of(config), sort_keys=True)]
     require(
         own == placement.agree(own),
         "the weights or the configuration of model.name differ between ranks; give all of them "

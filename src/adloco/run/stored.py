@@ -221,8 +221,10 @@ def resumed_recipe(
     islands, given = [*own.data.islands], [*recipe.data.islands]
     require(
         given == islands,
-        f"data.islands must name {', '.join(islands) or 'no islands'} in this order, as the run in "
-        f"{folder} began, because workers read by number; got {', '.join(given) or 'none'}",
+        f"data.islands must name {', '.join(islands)} in this order, as the run in {folder} began, "
+        f"because workers read by number; got {', '.join(given) or 'none'}"
+        if islands
+        else f"the run in {folder} began without data.islands; leave them out",
     )
     check_budgets(folder, recipe)
     return recipe

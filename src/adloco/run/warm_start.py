@@ -14,7 +14,7 @@ from adloco.data.transformers_tokenizer import PRETRAINED
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.source import Builder, computed_by
-from adloco.run.folder import MODEL, TOKENIZER
+from adloco.run.folder import TOKENIZER
 from adloco.run.own_problem import builder_of
 from adloco.run.trained import stored_builder, stored_counters, stored_trainer
 from adloco.tasks.task import Task
@@ -73,10 +73,8 @@ class WarmStart:
         """Raise ValueError unless a configuration computes what the other run's does: shapes do
         not tell heads, for instance.
         """
-        mine, other = (
-            computed_by(each)
-            for each in (builder.config, builder.load_config(self._folder / MODEL))
-        )
+        of_other = stored_builder(self._stored).config
+        mine, other = (computed_by(each) for each in (builder.config, of_other))
         differing = [
             f"{name} is {other.get(name)!r} there and {mine.get(name)!r} here"
             for name in sorted({*mine, *other})

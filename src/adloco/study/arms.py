@@ -49,9 +49,17 @@ class StudyRun:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The machine and the versions of its last start; empty if it has not begun."""
+        """The machine and the versions with which it began; empty if it has not."""
         file = self.folder / ENVIRONMENT
         return read_json(file) if file.is_file() else {}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All settings as text; the type that `run.precision` auto took, once the run has begun."""
+        named = {name: str(value) for name, value in named_settings(self.recipe).items()}
+        if named["run.precision"] == "auto":
+            named["run.precision"] = self.environment.get("precision", "auto")
+        return named
 
     @property
     def notices(self) -> list[str]:
@@ -158,7 +166,8 @@ def planned_run(
     first.schedule_tokens()  # What cannot be trained is refused before anything is.
     seed += first.run.seed
     built = replace(first, run=replace(first.run, seed=seed, trackers="none"))
-    identity = json.dumps([arm, _identity(built)], sort_keys=True)
+    planned = StudyRun(arm=arm, seed=seed, recipe=built, folder=Path())
+    identity = json.dumps([arm, _identity(planned)], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.]+", "-", arm).strip("-")[:48]
     where = folder / "runs" / f"{slug}-seed-{seed}-{digest}"
@@ -183,11 +192,10 @@ def finished_run(folder: Path) -> StudyRun:
     )
 
 
-def _identity(recipe: Recipe) -> dict[str, str]:
+def _identity(run: StudyRun) -> dict[str, str]:
     """All settings on which a run's records depend."""
-    named = named_settings(recipe).items()
-    known = setting_facts()
-    return {key: str(value) for key, value in named if not known.get(key, Facts()).traceless}
+    named, known = run.settings.items(), setting_facts()
+    return {key: value for key, value in named if not known.get(key, Facts()).traceless}
 
 
 def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
@@ -201,7 +209,7 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
         if not run.given:
             result.append(run)
             continue
-        settings = _identity(run.recipe)
+        settings = _identity(run)
         del settings["run.seed"]
         key = json.dumps(settings, sort_keys=True)
         if key not in arms:

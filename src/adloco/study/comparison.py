@@ -14,7 +14,7 @@ from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
 from adloco.metrics import ROUND, Metric, Record, validation
 from adloco.plan.link import Link
-from adloco.rules.outcome import islands_in, of_newest_text
+from adloco.rules.outcome import ended_finite, islands_in, of_newest_text
 from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
 from adloco.run.records import Records
@@ -46,11 +46,13 @@ class RunCurves:
     """Fingerprint of the text; empty if it is not known."""
     problem: str = ""
     """Why the run has no numbers, or not all; empty if it has ended."""
+    finite: bool = True
+    """False if the last evaluation was not finite."""
 
     def final(self, measure: str) -> float | None:
         """The last value of a measure; None if the run did not end, or not with a finite one."""
-        values = self.measures[measure]
-        return values[-1] if values and not self.problem else None
+        known = [value for value in self.measures[measure] if value is not None]
+        return known[-1] if known and self.finite and not self.problem else None
 
     def total(self, axis: str) -> float | None:
         """The last value of an axis; None if the run did not end."""
@@ -82,6 +84,9 @@ class Comparison:
     """Replicas that data-parallel arms are taken to have."""
     equal: tuple[str, ...]
     unequal: tuple[str, ...]
+    """Things not held equal, for which a comparison is refused unless it is forced."""
+    marked: tuple[str, ...]
+    """Other things not held equal: tokenizers that are compared, and what resumes changed."""
     differs: tuple[str, ...]
     """Settings in which the arms differ, with their values."""
 
@@ -123,7 +128,8 @@ class Comparison:
     @property
     def warning(self) -> str:
         """The things not held equal, as a sentence; empty if all was."""
-        return f" NOT HELD EQUAL: {'; '.join(self.unequal)}." if self.unequal else ""
+        every = "; ".join((*self.unequal, *self.marked))
+        return f" NOT HELD EQUAL: {every}." if every else ""
 
     @property
     def finals(self) -> list[Quantity]:
@@ -220,9 +226,11 @@ def compare(
     texts = {arm: sorted({run.corpus for run in found} - {""}) for arm, found in arms.items()}
     known = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
+    unequal = inequalities(runs, varied)
     # Losses are for each token, of which tokenizers make more or fewer from a text.
-    unequal = inequalities(runs, [name for name in varied if held_by(name) != "tokenizer"])
-    unequal += [
+    tokenizers = [name for name in varied if held_by(name) != "tokenizer"]
+    marked = [each for each in inequalities(runs, tokenizers) if each not in unequal]
+    marked += [
         f"settings of {run.arm}, seed {run.seed}: {'; '.join(changes)}"
         for run in runs
         if (changes := run.changes)
@@ -254,6 +262,7 @@ def compare(
         replicas=replicas,
         equal=tuple(held_equal(runs)),
         unequal=tuple(unequal),
+        marked=tuple(marked),
         differs=tuple(differences(runs, varied)),
     )
     finals = [comparison.spread(comparison.finals[0], arm).highest for arm in arms]
@@ -298,4 +307,5 @@ def _curves(
         },
         corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),
         problem=problem,
+        finite=ended_finite(records),
     )

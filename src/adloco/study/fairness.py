@@ -5,7 +5,6 @@ and budget.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from adloco.config.finding import held_by, setting_facts
-from adloco.config.recipe_text import named_settings
 from adloco.study.arms import EMPTY, StudyRun
 
 MACHINE = ("device", "cores", "torch_threads")
@@ -36,10 +35,7 @@ def differences(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[st
 
 def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Each setting in which runs differ, and its value in each arm."""
-    return _unlike(
-        (run.arm, {name: str(value) for name, value in named_settings(run.recipe).items()})
-        for run in runs
-    )
+    return _unlike((run.arm, run.settings) for run in runs)
 
 
 def _unlike(

@@ -4,6 +4,7 @@ A process opens the texts of its own workers' islands alone. Of the others it le
 and a number of samples.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -112,13 +113,12 @@ class IslandTexts:
                     f"the text of island {name} differs between its ranks; give them the same",
                 )
         self._texts = {name: found[name][0] for name in self._names if name in found}
-        first = {text: name for name, text in reversed(self._texts.items())}
-        same = [name for name, text in self._texts.items() if first[text] != name]
-        require(
-            not same,
-            f"the islands {', '.join(same)} have the text of an island before them, so their "
-            "workers would read the same samples; give each its own in data.islands",
-        )
+        for one, other in itertools.combinations(self._texts, 2):
+            require(
+                self._texts[one] != self._texts[other],
+                f"islands {one} and {other} have the same text, so their workers would read the "
+                "same samples; give each its own in data.islands",
+            )
         self._samples = {self._names.index(name): count for name, (_, count) in found.items()}
 
     @property

@@ -80,9 +80,7 @@ class NamedModel:
                 "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
                 f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
             )
-        # A type's own padding is that of some tokenizer, whose number is another token here.
-        own = {"vocab_size": vocab_size, "pad_token_id": None} if from_type else {}
-        sizes = own | dict(self.overrides)
+        sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
         try:
             # Built again, not changed: some values are computed from others (a head's width, for
             # instance) and must be computed from the new ones.
