@@ -4,6 +4,7 @@ import math
 import socket
 import sys
 
+from adloco.algorithms.dropout import uses_dropout
 from adloco.distributed.placement.threads import num_cores
 from adloco.distributed.wire.plain import PlainWire
 from adloco.metrics import ROUND
@@ -20,8 +21,10 @@ def opening_lines(run: TrainingRun) -> list[str]:
     workers = f"{span(sizes)} worker{'s' if max(sizes) > 1 else ''}"
     device = f"{run.device} ({num_cores()} cores)" if run.device.type == "cpu" else str(run.device)
     if run.device.type == "cuda":
-        compiles = any(worker.engine.compiles for worker in run.algorithm.workers.values())
-        device += ", compiled" if compiles else ", not compiled (it is with run.compile true)"
+        worker = next(iter(run.algorithm.workers.values()))
+        device += ", compiled" if worker.engine.compiles else ", not compiled"
+        if not (worker.engine.compiles or uses_dropout(worker.model)):
+            device += " (it is with run.compile true)"
         if peak_flops(run.device) is None:
             device += " (its peak FLOPs are not known, so there is no MFU)"
     return [

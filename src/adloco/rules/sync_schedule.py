@@ -43,7 +43,8 @@ class Streaming:
     """
     alpha: float | Literal["auto"] = "auto"
     """Weight of a worker's own parameters when a fragment arrives: they become alpha x own + (1 -
-    alpha) x new global parameters. auto: 0.5 if tau > 0, else 0; 1: workers keep their own.
+    alpha) x new global parameters. auto: 0.5 if tau > 0, else 0; 1: workers keep their own. A model
+    in bf16 takes 0 or 1 alone.
     """
 
     def __post_init__(self) -> None:
