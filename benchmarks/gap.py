@@ -397,19 +397,21 @@ def page(found: Sequence[Gap]) -> str:
     return table([*heads, "seeds", "windows", "loss", "gap"], cells)
 
 
-NAMES = ("log a", "b", "-c", "f")
-START = np.array([0.0, 0.7, -1.0, 0.0])
+NAMES = ("log a", "b", "-c", "d", "f")
+START = np.array([0.0, 0.7, -1.0, 0.0, 0.0])
+LAW = "gap = (K - 1)^b (a N^d S^-c + f), N in millions"
 
 
 def said(constants: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The gaps of a law, (K - 1)^b (a S^-c + f), at these workers and syncs [gaps, 2], and their
-    slopes by constant.
+    """The gaps of `LAW` at these parameters, workers and syncs [gaps, 3], and their slopes by
+    constant.
     """
-    scale, by_workers, by_syncs, floor = constants
-    others, syncs = places[:, 0] - 1, places[:, 1]
-    grown, falling = others**by_workers, np.exp(scale) * syncs**by_syncs
-    gaps = grown * (falling + floor)
-    slopes = (grown * falling, np.log(others) * gaps, np.log(syncs) * grown * falling, grown)
+    scale, by_workers, by_syncs, by_size, floor = constants
+    sizes, others, syncs = np.log(places[:, 0] / 1e6), places[:, 1] - 1, np.log(places[:, 2])
+    grown = others**by_workers
+    falling = grown * np.exp(scale + by_size * sizes + by_syncs * syncs)
+    gaps = falling + grown * floor
+    slopes = (falling, np.log(others) * gaps, syncs * falling, sizes * falling, grown)
     return gaps, np.column_stack(slopes)
 
 
@@ -452,15 +454,16 @@ def of_several(found: Sequence[Gap]) -> list[Gap]:
 
 
 def data_of(used: Sequence[Gap]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Workers with syncs, gaps, and weights, which are 1 / variance: of seeds, and of what a law
-    leaves out.
+    """Places (parameters, workers and syncs), gaps, and weights, which are 1 / variance: of seeds,
+    and of what a law leaves out.
     """
     values = np.array([gap.relative for gap in used])
     variances = np.array(
         [SIGMAS[gap.row["windows"] == "256"] ** 2 / gap.difference.seeds for gap in used]
     )
     variances += (LEFT_OUT * values) ** 2
-    return np.array([gap.place[2:] for gap in used]), values, 1 / variances
+    places = np.array([gap.place for gap in used])[:, [0, 2, 3]]
+    return places, values, 1 / variances
 
 
 def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarray]:
@@ -473,9 +476,9 @@ def law(found: Sequence[Gap], repeats: int = 500) -> tuple[np.ndarray, np.ndarra
     places, values, weights = data_of(used)
     varied = [len(set(column)) > 1 for column in places.T] if used else []
     require(
-        len(used) > 6 and all(varied),
-        f"the law has 4 constants, and {len(used)} gaps are stored, which must be 7 at least and "
-        "differ in workers and syncs; train more first",
+        len(used) > 7 and all(varied),
+        f"the law has 5 constants, and {len(used)} gaps are stored, which must be 8 at least and "
+        "differ in size, workers and syncs; train more first",
     )
     draws = np.random.default_rng(0)
     chosen = [draws.integers(len(used), size=len(used)) for _ in range(repeats)]
@@ -513,10 +516,20 @@ def told_law(found: Sequence[Gap]) -> str:
         for i, name in enumerate(NAMES)
     ]
     rows = []
-    for workers, syncs in ((2, 1e3), (4, 1e2), (4, 1e3), (4, 1e4), (8, 1e3)):
-        place = np.array([[workers, syncs]])
-        low, high = np.quantile([said(each, place)[0] for each in drawn], (0.025, 0.975))
-        cells = [f"{workers}", f"{syncs:,.0f}", f"{said(best, place)[0][0]:.2%}"]
+    for size, workers, syncs in (
+        *((1e6, 4, syncs) for syncs in (1e2, 1e3, 1e4)),
+        *((1e6, workers, 1e3) for workers in (2, 8)),
+        *((size, 4, syncs) for size in (30e6, 124e6, 1e9) for syncs in (1e3, 1e4)),
+    ):
+        place = np.array([[size, workers, syncs]])
+        with np.errstate(all="ignore"):  # Of few gaps some draws have no law.
+            low, high = np.quantile([said(each, place)[0] for each in drawn], (0.025, 0.975))
+        cells = [
+            f"{size / 1e6:g}M",
+            f"{workers}",
+            f"{syncs:,.0f}",
+            f"{said(best, place)[0][0]:.2%}",
+        ]
         rows.append([*cells, f"{low:.2%} to {high:.2%}"])
     best_said = ", ".join(f"{each:.4f}" for each in best)
     covariance = ",\n".join(
@@ -525,9 +538,9 @@ def told_law(found: Sequence[Gap]) -> str:
     heads = ["left out", "gaps", "mean (%)", "law of the others (%)", "off by (deviations)"]
     return "\n\n".join(
         [
-            "gap = (K - 1)^b (a S^-c + f)",
+            LAW,
             table(["constant", "", "95%"], constants),
-            table(["K", "syncs", "gap", "95%"], rows),
+            table(["parameters", "K", "syncs", "gap", "95%"], rows),
             table(heads, held_out(found)),
             f"src/adloco/plan/gap_law.py:\nCONSTANTS = ({best_said})\n"
             f"COVARIANCE = (\n{covariance},\n)",
@@ -545,7 +558,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
     markers = dict(zip(sorted({gap.place[0] for gap in used}), "osD^v", strict=False))
     for gap in used:
         size, _, workers, syncs = gap.place
-        told = said(best, np.array([[workers, syncs]]))[0][0]
+        told = said(best, np.array([[size, workers, syncs]]))[0][0]
         for axes, x in ((by_syncs, syncs), (by_law, 100 * told)):
             axes.errorbar(
                 x,
@@ -558,7 +571,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
             )
     syncs = np.geomspace(6, 4000, 50)
     for workers, colour in colours.items():
-        places = np.column_stack([np.full(50, workers), syncs])
+        places = np.column_stack([np.full((50, 2), (1e6, workers)), syncs])
         by_syncs.plot(syncs, 100 * said(best, places)[0], color=colour, label=f"K = {workers}")
     for size, marker in markers.items():
         label = f"{size / 1e6:.2f}M parameters"
@@ -569,7 +582,7 @@ def picture(found: Sequence[Gap], file: Path) -> None:
         axes.legend(fontsize=7)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:g}")
-    by_syncs.set(xlabel="syncs (lines: the law)", ylabel="loss above data-parallel, %")
+    by_syncs.set(xlabel="syncs (lines: the law at 1M)", ylabel="loss above data-parallel, %")
     by_law.set(xlabel="what the law says, %")
     figure.savefig(file, dpi=110)
 

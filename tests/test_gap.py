@@ -119,10 +119,10 @@ def test_the_law_of_invented_gaps(
     gap: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draws = np.random.default_rng(0)
-    places = np.exp(draws.uniform([0.5, 3], [2, 7], (40, 2)))
-    constants = np.array([-1.0, 0.4, -0.5, 0.01])
-    others, syncs = places[:, 0] - 1, places[:, 1]
-    gaps = others**0.4 * (np.exp(-1.0) / np.sqrt(syncs) + 0.01)
+    places = np.exp(draws.uniform([12, 0.5, 3], [16, 2, 7], (40, 3)))
+    constants = np.array([-1.0, 0.4, -0.5, 0.2, 0.01])
+    sizes, others, syncs = places[:, 0] / 1e6, places[:, 1] - 1, places[:, 2]
+    gaps = others**0.4 * (np.exp(-1.0) * sizes**0.2 / np.sqrt(syncs) + 0.01)
     found = gap.fitted(places, gaps, np.ones(40))
     assert found == pytest.approx(constants, abs=1e-6)
 
@@ -148,7 +148,7 @@ def test_the_law_of_invented_gaps(
     assert "| more than 300 syncs | " in printed
     assert file.with_suffix(".png").read_bytes()[1:4] == b"PNG"
     few = [each for each in gap.gaps(gap.read(file)) if each.row["workers"] == "2"]
-    with pytest.raises(ValueError, match="the law has 4 constants, and 4 gaps are stored"):
+    with pytest.raises(ValueError, match="the law has 5 constants, and 4 gaps are stored"):
         gap.law(few)
 
 
@@ -187,8 +187,8 @@ def test_a_tiny_grid_is_trained_once(
 def test_plans_have_the_law_of_the_stored_runs(gap: Any) -> None:
     file = Path(__file__).parents[1] / "benchmarks" / "gap.csv"
     best, drawn = gap.law(gap.gaps(gap.read(file)))
-    for workers, syncs in ((4, 248), (4, 1e4), (2, 1e3), (8, 99)):
-        found, place = planned(workers, syncs), np.array([[workers, syncs]])
+    for own in ((133_440, 4, 248), (1e9, 4, 1e4), (1e6, 2, 1e3), (3e5, 8, 99)):
+        found, place = planned(*own), np.array([own])
         assert found.expected == pytest.approx(gap.said(best, place)[0][0], rel=0.02)
         spread = (found.most - found.least) / 2 / NORMAL_90
         drawn_gaps = [gap.said(each, place)[0][0] for each in drawn]

@@ -57,7 +57,7 @@ def test_a_plan_for_tokens(
     every = recipe.method.given_sync_every
     assert recipe.method.workers_per_trainer == 4
     syncs = recipe.run.tokens / (recipe.guards.initial * recipe.data.context_tokens * every)
-    behind = gap(4, syncs).expected
+    behind = gap(1e7, 4, syncs).expected
     assert recipe.run.tokens == pytest.approx(1_000_000 * times_tokens(behind)), "syncs save tokens"
     times = re.search(r"It could take ([\d.]+) to ([\d.]+) times its [\d,]+ tokens", said)
     assert times and float(times[1]) < 1 < float(times[2])

@@ -114,13 +114,13 @@ def test_one_island_never_syncs() -> None:
 def test_without_limit_of_the_link_data_parallel_training_is_chosen() -> None:
     cluster = Cluster(islands=4, bandwidth="1000000gbit", samples_per_second={2: 16.0})
     found = candidates(["diloco", "ddp"], [], cluster)
-    target = tokens_target(found, noise_scale=None)
+    target = tokens_target(found, parameters=1e6, noise_scale=None)
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     plan = make_plan(found, workload, cluster, target)
     assert plan.chosen.candidate.name == "ddp"
     assert plan.condition == " with batches of 8 samples only"
     assert "The noise scale is missing" in plan.reasons[0]
-    known = tokens_target(found, noise_scale=20.0)
+    known = tokens_target(found, parameters=1e6, noise_scale=20.0)
     assert not make_plan(found, WORKLOAD, cluster, known).condition
 
 
@@ -130,18 +130,18 @@ def test_equal_progress() -> None:
     """
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
     found = candidates(["ddp", "diloco"], [*ONE, ("run.tokens", "1000")], cluster, try_batches=True)
-    target = tokens_target(found, noise_scale=8.0)
+    target = tokens_target(found, parameters=1e6, noise_scale=8.0)
     ddp, diloco = found[0].recipe, found[-1].recipe
     assert target.tokens(ddp, 8) == 1000
     assert target.tokens(ddp, 16) == 1500
     of_round = 16 * diloco.data.context_tokens * 50
     needed = target.tokens(diloco, 16)
-    behind = gap(2, needed / of_round)  # After the tokens that it needs, not after the budget.
+    behind = gap(1e6, 2, needed / of_round)  # After the tokens that it needs, not after the budget.
     assert needed == pytest.approx(1500 * times_tokens(behind.expected))
     assert target.interval is not None
     low, high = target.interval(diloco, 16)
     assert 1500 < low < needed < high
-    assert low == pytest.approx(1500 * times_tokens(gap(2, low / of_round).least))
+    assert low == pytest.approx(1500 * times_tokens(gap(1e6, 2, low / of_round).least))
     assert target.interval(ddp, 8) is None
     parallel, local = (
         with_spread(predict(found[at], WORKLOAD, cluster, target), target) for at in (0, -1)
@@ -160,16 +160,16 @@ def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
     budget = [*ONE, ("run.tokens", "100000000"), ("batch.initial", "16")]
     budget += [("method.num_trainers", trainers) for trainers in ("1", "2", "4")]
     found = candidates(["diloco"], [*budget, ("merge.policy", "smallest")], cluster)
-    target = tokens_target(found, noise_scale=8.0)
+    target = tokens_target(found, parameters=1e6, noise_scale=8.0)
     assert len({predict(one, WORKLOAD, cluster, target).tokens for one in found}) == 1
     said = "Trainers that never merge make the progress each by itself."
     assert said not in target.assumptions
     apart = candidates(["diloco"], budget, cluster)
-    assert said in tokens_target(apart, noise_scale=8.0).assumptions
+    assert said in tokens_target(apart, parameters=1e6, noise_scale=8.0).assumptions
     of_round = 16 * apart[0].recipe.data.context_tokens * 50
     for one, trainers in zip(apart, (1, 2, 4), strict=True):
         needed = target.tokens(one.recipe, 16)
-        behind = gap(8 // trainers, needed / trainers / of_round).expected
+        behind = gap(1e6, 8 // trainers, needed / trainers / of_round).expected
         assert needed == pytest.approx(trainers * 1e8 * times_tokens(behind))
 
 
@@ -177,7 +177,7 @@ def test_only_batches_that_are_trained_are_named() -> None:
     """On 16 islands the recipe's 8 samples a step become 16, one on each."""
     cluster = Cluster(islands=16, bandwidth="1gbit", samples_per_second={8: 16.0})
     found = candidates(["ddp", "diloco"], [*ONE, ("run.tokens", "1000")], cluster)
-    target = tokens_target(found, noise_scale=None)
+    target = tokens_target(found, parameters=1e6, noise_scale=None)
     assert target.name == "the progress that 1,000 tokens make in data-parallel training"
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     plan = make_plan(found, workload, cluster, target)
@@ -385,5 +385,5 @@ def test_the_plug_in_form_holds_a_smaller_batch() -> None:
 def test_a_batch_below_the_smallest_makes_no_progress_for_free() -> None:
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
     found = candidates(["ddp"], ONE, cluster)
-    target = tokens_target(found, noise_scale=20.0)
+    target = tokens_target(found, parameters=1e6, noise_scale=20.0)
     assert target.tokens(found[0].recipe, 1.0) == found[0].recipe.run.tokens

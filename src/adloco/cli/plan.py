@@ -118,7 +118,9 @@ def _plan(arguments: Plan, file: Path) -> int:
                 found, fit, arguments.target_loss, trained_batch(found[0], workload, cluster)
             )
             if fit
-            else tokens_target(found, noise_scale=workload.noise_scale)
+            else tokens_target(
+                found, parameters=workload.parameters, noise_scale=workload.noise_scale
+            )
         )
         target = replace(
             target,

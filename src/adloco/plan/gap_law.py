@@ -1,23 +1,24 @@
 """What fewer syncs cost: the law of the gap between local and data-parallel training.
 
-    gap = (K - 1)^b (a S^-c + f)
+    gap = (K - 1)^b (a N^d S^-c + f)
 
-The gap is how much higher the loss is, as a part of it, with K workers and S syncs, everything else
-tuned. `benchmarks/gap.py --fit` fits (log a, b, -c, f) to its runs and prints what stands here;
-docs/plan.md shows the runs.
+The gap is how much higher the loss is, as a part of it, with N million parameters, K workers and S
+syncs, everything else tuned. `benchmarks/gap.py --fit` fits (log a, b, -c, d, f) to its runs and
+prints what stands here; docs/plan.md shows the runs.
 """
 
 import math
 from dataclasses import dataclass
 
-CONSTANTS = (-0.1157, 0.6460, -0.9564, 0.0032)
-"""log a, b, -c and f, fitted to the gaps of RUNS."""
+CONSTANTS = (0.3433, 0.6754, -1.0247, 0.1603, 0.0031)
+"""log a, b, -c, d and f, fitted to the gaps of RUNS."""
 RUNS = "0.13M to 24M parameters, 0.7 to 300 tokens a parameter, 2 to 8 workers and 6 to 3,702 syncs"
 COVARIANCE = (
-    (1.0006e-01, -1.8524e-03, -2.8802e-02, 2.2580e-04),
-    (-1.8524e-03, 3.5410e-03, -9.0594e-04, -1.3636e-05),
-    (-2.8802e-02, -9.0594e-04, 9.3724e-03, -7.3926e-05),
-    (2.2580e-04, -1.3636e-05, -7.3926e-05, 1.1477e-06),
+    (1.5767e-01, -5.3366e-04, -3.3878e-02, 1.9275e-02, 1.4921e-04),
+    (-5.3366e-04, 4.5989e-03, -1.5480e-03, 9.2190e-04, -9.1194e-06),
+    (-3.3878e-02, -1.5480e-03, 9.0476e-03, -2.9594e-03, -4.0677e-05),
+    (1.9275e-02, 9.2190e-04, -2.9594e-03, 6.0466e-03, 6.8907e-06),
+    (1.4921e-04, -9.1194e-06, -4.0677e-05, 6.8907e-06, 4.5132e-07),
 )
 """The covariance of the constants over fits to drawn gaps (bootstrap)."""
 SLOPE = 0.07
@@ -38,15 +39,16 @@ class Gap:
     """90% of the laws that fit the runs lie between these."""
 
 
-def gap(workers: int, syncs: float) -> Gap:
+def gap(parameters: float, workers: int, syncs: float) -> Gap:
     """The gap of local training; none for one worker."""
     if workers < 2:
         return Gap(0.0, 0.0, 0.0)
-    scale, by_workers, by_syncs, floor = CONSTANTS
-    others, logs = float(workers - 1), math.log(max(syncs, 1.0))
-    grown, falling = others**by_workers, math.exp(scale + by_syncs * logs)
-    expected = grown * (falling + floor)
-    slopes = (grown * falling, math.log(others) * expected, logs * grown * falling, grown)
+    scale, by_workers, by_syncs, by_size, floor = CONSTANTS
+    size, others, logs = math.log(parameters / 1e6), workers - 1.0, math.log(max(syncs, 1.0))
+    grown = others**by_workers
+    falling = grown * math.exp(scale + by_size * size + by_syncs * logs)
+    expected = falling + grown * floor
+    slopes = (falling, math.log(others) * expected, logs * falling, size * falling, grown)
     variance = sum(
         one * other * value
         for one, row in zip(slopes, COVARIANCE, strict=True)

@@ -37,7 +37,9 @@ class Target:
     """False if the noise scale, which tells what larger batches cost in tokens, is missing."""
 
 
-def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> Target:
+def tokens_target(
+    found: Sequence[Candidate], *, parameters: float, noise_scale: float | None
+) -> Target:
     """The progress that the candidates' common budget in tokens makes in data-parallel training
     with the smallest of their batches.
 
@@ -45,6 +47,7 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
 
     Args:
         found: The candidates.
+        parameters: Size of the model.
         noise_scale: B in samples: a batch b needs 1 + b / B times the tokens of a tiny one. None:
             batches cost nothing.
 
@@ -70,7 +73,7 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
         own = tokens * max(price, 1.0)
         workers, trainers = recipe.after_merges  # Each makes the progress by itself.
         syncs = own / (batch * recipe.data.context_tokens * sync_every_of(recipe))
-        return trainers * own * _times(workers, syncs, of)
+        return trainers * own * _times(lambda times: of(gap(parameters, workers, times * syncs)))
 
     def between(recipe: Recipe, batch: float) -> tuple[float, float] | None:
         if recipe.after_merges[0] < 2:
@@ -100,23 +103,16 @@ def tokens_target(found: Sequence[Candidate], *, noise_scale: float | None) -> T
     )
 
 
-def _times(workers: int, syncs: float, of: Callable[[Gap], float]) -> float:
-    """Times the tokens that so many workers need because of their gap at the end of them: more
-    tokens have more syncs, and a smaller gap.
+def _times(behind: Callable[[float], float]) -> float:
+    """Times the tokens that local training needs because of its gap at the end of them: more tokens
+    have more syncs, and a smaller gap.
 
-    Args:
-        workers: K.
-        syncs: Those of the tokens without a gap.
-        of: Takes a gap's expected value or an end of its interval.
+    behind: Takes times the tokens; returns the gap after so many.
     """
-
-    def after(syncs: float) -> float:
-        return times_tokens(of(gap(workers, syncs)))
-
-    fewest, most = 1.0, after(syncs)
+    fewest, most = 1.0, times_tokens(behind(1.0))
     for _ in range(40):
         middle = math.sqrt(fewest * most)
-        if after(middle * syncs) > middle:
+        if times_tokens(behind(middle)) > middle:
             fewest = middle
         else:
             most = middle
