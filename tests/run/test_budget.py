@@ -11,6 +11,7 @@ import torch
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.run import environment
 from adloco.run.budget import Budget
 from adloco.run.changes import absolute_budgets
 from adloco.run.trained import load_trained
@@ -283,11 +284,17 @@ def test_a_multiple_of_a_budget_is_rounded_up(tmp_path: Path) -> None:
     assert absolute_budgets(tmp_path, [("run.tokens", "1.5x")]) == [("run.tokens", "1502")]
 
 
-def test_what_auto_chooses_is_kept(small: list[str], tmp_path: Path) -> None:
-    """Another machine might choose otherwise, and go on in another type."""
+def test_what_auto_chooses_is_kept(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine would choose otherwise, and go on in another type."""
     assert main(["train", "diloco", *small, "--run.rounds", "1", "--run.precision", "auto"]) == 0
     recipe = build_recipe(read_values(str(tmp_path / "run" / "recipe.toml")))
-    assert recipe.run.precision in ("fp32", "bf16")
+    taken = {"fp32": None, "bf16": torch.bfloat16}[recipe.run.precision]
+    monkeypatch.setattr(environment, "native_bf16", lambda device: taken is None)
+    assert environment.choose_precision("auto", torch.device("cpu")) != taken
+    again = TrainingRun.resume(tmp_path / "run").recipe.run.precision
+    assert environment.choose_precision(again, torch.device("cpu")) == taken
 
 
 def test_a_warm_up_without_tokens_is_named(
