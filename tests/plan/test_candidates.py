@@ -85,3 +85,11 @@ def test_batches_that_follow_a_plan_of_their_own_are_refused(tmp_path: Path) -> 
     for name, more in ((str(file), []), ("diloco", [("batch.rule", "seesaw")])):
         with pytest.raises(ValueError, match="must be constant or norm-test, whose"):
             candidates([name], [*ONE, *more], CLUSTER)
+
+
+def test_a_bf16_model_is_not_planned_with_what_a_run_refuses() -> None:
+    """Workers mix their parameters while a fragment is in flight, which bf16 would round away."""
+    given = [("model.dtype", "bf16"), ("method.sync_every", "50"), ("wire.format", "int4")]
+    given += [("streaming.fragments", "4"), ("streaming.tau", "0"), ("streaming.tau", "2")]
+    found = candidates(["diloco"], given, CLUSTER)
+    assert {one.recipe.streaming.tau for one in found} == {0}

@@ -40,11 +40,11 @@ class OuterSync:
             fragments: For each fragment, the indices of the parameters that are synced together;
                 None: one fragment with all parameters.
         """
-        memory, own_weight = syncing.memory, syncing.streaming.own_weight
+        memory, streaming = syncing.memory, syncing.streaming
         require(
-            not 0 < own_weight < 1 or not any(map(is_short, replica.params)),
-            f"streaming.alpha {own_weight:g} mixes parameters of two bytes, whose rounding takes "
-            "back small steps; use model.dtype fp32 (run.precision bf16 computes in bf16 all the "
+            not (streaming.mixes and any(map(is_short, replica.params))),
+            f"streaming.alpha {streaming.own_weight:g} mixes parameters of two bytes, whose rounding "
+            "takes back small steps; use model.dtype fp32 (run.precision bf16 computes in bf16 all the "
             "same), or streaming.alpha 0 or 1",
         )
         self.global_params = [

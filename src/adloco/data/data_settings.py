@@ -104,10 +104,12 @@ class DataSettings:
         if self.arguments and not self.factory:
             problem = f"are for {{factory}}, got {dict(self.arguments)} without one; leave them out"
             raise SettingError(self, "arguments", f"{problem} or name a function")
-        for name in ("config", "split", "validation_split", "streaming"):
+        of_dataset = ["config", "validation_split", "streaming"]
+        if self.split != "train" and not self.islands:
+            of_dataset.append("split")
+        for name in of_dataset:
             given = getattr(self, name)
-            unread = given and not self.dataset
-            if unread and (name != "split" or (given != "train" and not self.islands)):
+            if given and not self.dataset:
                 problem = f"is for {{dataset}}, got {given!r} without one; leave it out"
                 raise SettingError(self, name, f"{problem} or name a dataset")
         split = "must name a split of the dataset, for instance train"

@@ -141,12 +141,9 @@ def _on_cluster(
         although it is one of several numbers of fragments, if a bf16 model is to be in flight (a
         run refuses it), if the norm test holds no batch, or if shards do not fit on the islands.
     """
-    values = override(read_values(name), list(point.items()))
-    mixes = point.get("streaming.tau", "0") != "0" and "streaming.alpha" not in point
-    if mixes and values.get("model", {}).get("dtype") == "bf16":
-        return None
-    first = build_recipe(values)
-    if not _shards_fit(first, cluster):
+    first = build_recipe(override(read_values(name), list(point.items())))
+    refused = first.streaming.mixes and first.model_options.dtype == "bf16"
+    if refused or not _shards_fit(first, cluster):
         return None
     shape = first.placement
     alone = not _SHAPE & point.keys() and shape.replica_size == shape.shard_size == 1

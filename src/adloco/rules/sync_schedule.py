@@ -60,6 +60,11 @@ class Streaming:
         return (0.5 if self.tau > 0 else 0.0) if self.alpha == "auto" else self.alpha
 
     @property
+    def mixes(self) -> bool:
+        """True if arriving fragments are mixed with a worker's own parameters; see `alpha`."""
+        return 0 < self.own_weight < 1
+
+    @property
     def replicas_diverge(self) -> bool:
         """True if workers differ from the global parameters at the end of a round."""
         return self.fragments > 1 or self.own_weight > 0
