@@ -43,9 +43,9 @@ class OuterSync:
         memory, streaming = syncing.memory, syncing.streaming
         require(
             not (streaming.mixes and any(map(is_short, replica.params))),
-            f"streaming.alpha {streaming.own_weight:g} mixes parameters of two bytes, whose rounding "
-            "takes back small steps; use model.dtype fp32 (run.precision bf16 computes in bf16 all the "
-            "same), or streaming.alpha 0 or 1",
+            f"streaming.alpha {streaming.own_weight:g} mixes parameters of two bytes, whose "
+            "rounding takes back small steps; use model.dtype fp32 (run.precision bf16 computes in "
+            "bf16 all the same), or streaming.alpha 0 or 1",
         )
         self.global_params = [
             nn.Parameter(
