@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adloco.plan.gap_law import NORMAL_90
 from adloco.plan.gap_law import gap as planned
 
 
@@ -190,6 +189,5 @@ def test_plans_have_the_law_of_the_stored_runs(gap: Any) -> None:
     for own in ((133_440, 4, 248), (1e9, 4, 1e4), (1e6, 2, 1e3), (3e5, 8, 99)):
         found, place = planned(*own), np.array([own])
         assert found.expected == pytest.approx(gap.said(best, place)[0][0], rel=0.02)
-        spread = (found.most - found.least) / 2 / NORMAL_90
         drawn_gaps = [gap.said(each, place)[0][0] for each in drawn]
-        assert spread == pytest.approx(np.std(drawn_gaps), rel=0.1)
+        assert found.deviation == pytest.approx(np.std(drawn_gaps), rel=0.1)

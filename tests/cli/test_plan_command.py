@@ -8,7 +8,7 @@ import pytest
 
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, read_values
-from adloco.plan.gap_law import gap, times_tokens
+from adloco.plan.gap_law import gap
 
 CLUSTER = """
 islands = 4
@@ -53,14 +53,18 @@ def test_a_plan_for_tokens(
     assert "set its model.* to a model of 1e+07 parameters" in said and "train it" not in said
     text = (folder / "recipe.toml").read_text()
     assert "set its model.* to a model of 1e+07 parameters" in text.partition("[run]")[0]
+    assert "adloco train" not in (folder / "plan.html").read_text()
+    with pytest.raises(ValueError, match="model.shape must be nano, .* got ''"):
+        build_recipe(read_values(str(folder / "recipe.toml")))
+    (folder / "recipe.toml").write_text(text.replace('shape = ""', 'shape = "tinyllama"'))
     recipe = build_recipe(read_values(str(folder / "recipe.toml")))
-    every = recipe.method.given_sync_every
+    every = recipe.method.sync_every
     assert recipe.method.workers_per_trainer == 4
     syncs = recipe.run.tokens / (recipe.guards.initial * recipe.data.context_tokens * every)
-    behind = gap(1e7, 4, syncs).expected
-    assert recipe.run.tokens == pytest.approx(1_000_000 * times_tokens(behind)), "syncs save tokens"
-    times = re.search(r"It could take ([\d.]+) to ([\d.]+) times its [\d,]+ tokens", said)
-    assert times and float(times[1]) < 1 < float(times[2])
+    times = gap(1e7, 4, syncs).times_tokens()
+    assert recipe.run.tokens == pytest.approx(1_000_000 * times), "more tokens have more syncs"
+    range_ = re.search(r"It could take ([\d.]+) to ([\d.]+) times its [\d,]+ tokens", said)
+    assert range_ and float(range_[1]) < 1 < float(range_[2])
     assert {file.name for file in folder.iterdir()} == {
         "plan.html",
         "plan.png",
@@ -105,6 +109,23 @@ def test_a_recipe_with_the_model_that_was_planned_can_be_trained(
     assert main(["plan", "ddp", "--cluster", str(cluster), *words]) == 0
     said = capsys.readouterr().out
     assert "train it: adloco train" in said and "model.*" not in said
+    assert "adloco train" in (cluster.parent / "plan" / "plan.html").read_text()
+    assert build_recipe(read_values(str(cluster.parent / "plan" / "recipe.toml")))
+
+
+def test_rounds_that_become_longer(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A round has the mean number of steps of a run that follows the schedule to its end."""
+    words = ["diloco", "--run.tokens", "100000000", "--method.sync_every", "100"]
+    words += ["--wire.format", "int1", "--method.sync_growth", "1"]
+    assert plan(cluster, *words) == 0
+    found = json.loads((tmp_path / "plan" / "plan.json").read_text())["advice"]["chosen"]
+    # 2% of warm-up, then a half cosine from 1 to 0.1.
+    assert found["inner_steps"] / found["syncs"] == pytest.approx(100 / (0.02 + 0.98 * 0.55))
+    capsys.readouterr()
+    assert plan(cluster, *words, "--learning_rate.final_fraction", "0") == 2
+    assert "method.sync_growth needs a learning rate that falls" in capsys.readouterr().err
 
 
 def test_a_plan_or_a_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,11 @@ def chosen(loss_per_step: float) -> int:
     target = Target(
         name="tokens",
         tokens=lambda recipe, batch: 1e9,
-        loss=lambda recipe, batch, tokens: 2 + loss_per_step * recipe.method.given_sync_every,
+        loss=lambda recipe, batch, tokens: 2 + loss_per_step * recipe.method.sync_every,
     )
     found = candidates(["diloco"], settings, cluster)
     best = choose([predict(one, workload, cluster, target) for one in found])
-    return best.candidate.recipe.method.given_sync_every
+    return best.candidate.recipe.method.sync_every
 
 
 def test_what_others_send_beside_a_candidate_that_sends_nothing() -> None:

@@ -178,7 +178,25 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
     known = Errors(median=0.0, worst=0.0, count=9)
     law = Constants(measure="round_seconds", terms={"volume": 48e6}, ceiling=50e6, hidden=0.5)
     fit = Calibration(constants=law, fitted=known, held_out_steps=None, held_out_bandwidths=known)
-    link = FittedLink(group=("diloco", 4.0, 1e6), calibration=fit, bytes_sent=6e6, samples=2.0)
+    link = FittedLink(
+        group=("diloco", 4.0, 1e6),
+        calibration=fit,
+        bytes_sent=6e6,
+        samples=2.0,
+        bandwidths=(BITS[0], BITS[-1]),
+    )
     assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(50e6 / 8)
     sync = Sync(workers=4, bytes_sent=6e6, fragments=2)
     assert link.hiding(sync, 50).hidden_steps == 0.5 * 50 / 2
+
+
+def test_a_bandwidth_that_was_not_measured_is_said() -> None:
+    links = fitted(
+        rows("diloco", lambda every, bits: 0.5 * every + 7e7 / bits, (5, 20), "round_seconds")
+    )
+    (between,), (beyond,) = (links.assumptions(["diloco"], on(bits)) for bits in (50e6, 1e9))
+    assert between.endswith("(worst).")
+    assert beyond == (
+        f"{between} The cluster's is not between the 10 and 300 Mbit/s that were measured, so "
+        "errors are larger."
+    )

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from adloco.plan.gap_law import CONSTANTS, COVARIANCE, SLOPE, gap, times_tokens
+from adloco.plan.gap_law import (
+    CONSTANTS,
+    COVARIANCE,
+    NORMAL_90,
+    SLOPE,
+    SLOPE_DEVIATION,
+    Gap,
+    gap,
+)
 
 
 def test_what_the_law_says() -> None:
@@ -19,19 +27,30 @@ def test_what_the_law_says() -> None:
     drawn = np.random.default_rng(0).multivariate_normal(CONSTANTS, COVARIANCE, 20_000)
     scales, workers, syncs, sizes, floors = drawn.T
     gaps = 3**workers * (np.exp(scales) * 4**sizes * 248**syncs + floors)
-    lowest, highest = np.quantile(gaps, (0.05, 0.95))
-    assert found.least == pytest.approx(lowest, rel=0.1)
-    assert found.most == pytest.approx(highest, rel=0.1)
+    assert found.deviation == pytest.approx(gaps.std(), rel=0.1)
     larger = gap(23_863_808, 4, 117)
-    assert larger.least < 0.043 < larger.most, "that of its run"
+    assert abs(larger.expected - 0.043) < NORMAL_90 * larger.deviation, "that of its run"
 
 
 def test_one_worker_is_not_behind() -> None:
-    assert gap(1e6, 1, 1) == gap(1e9, 1, 1e4)
-    assert gap(1e6, 1, 1).most == 0.0
-    assert times_tokens(0.0) == 1.0
+    assert gap(1e6, 1, 1) == gap(1e9, 1, 1e4) == Gap(0.0, 0.0)
+    assert Gap(0.0, 0.0).times_tokens(NORMAL_90) == 1.0
 
 
 def test_tokens_fall_along_the_slope() -> None:
-    assert times_tokens(SLOPE * math.log(2)) == pytest.approx(2)
-    assert math.isfinite(times_tokens(1e9))
+    assert Gap(SLOPE * math.log(2), 0.001).times_tokens() == pytest.approx(2)
+    assert Gap(0.0, 0.001).times_tokens(-1) == 1.0
+    assert math.isfinite(Gap(1e9, 0.0).times_tokens())
+
+
+def test_the_interval_of_the_tokens_has_that_of_the_gap_and_of_the_slope() -> None:
+    """By drawing both."""
+    drawn = np.random.default_rng(0)
+    gaps = drawn.normal(0.02, 0.002, 100_000)
+    slopes = SLOPE * np.exp(drawn.normal(0, SLOPE_DEVIATION, 100_000))
+    for deviations, part in ((-NORMAL_90, 0.05), (NORMAL_90, 0.95)):
+        expected = np.quantile(gaps / slopes, part)
+        found = math.log(Gap(0.02, 0.002).times_tokens(deviations))
+        assert found == pytest.approx(expected, rel=0.1)
+    lowest, highest = SLOPE * np.exp(np.array([-1, 1]) * NORMAL_90 * SLOPE_DEVIATION)
+    assert lowest == pytest.approx(0.05, abs=0.002) and highest == pytest.approx(0.094, abs=0.003)

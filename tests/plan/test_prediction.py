@@ -10,7 +10,7 @@ from adloco.config.sections import Recipe
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import make_plan
-from adloco.plan.gap_law import gap, times_tokens
+from adloco.plan.gap_law import NORMAL_90, gap
 from adloco.plan.loss_law import LossLaw
 from adloco.plan.prediction import (
     Prediction,
@@ -137,11 +137,11 @@ def test_equal_progress() -> None:
     of_round = 16 * diloco.data.context_tokens * 50
     needed = target.tokens(diloco, 16)
     behind = gap(1e6, 2, needed / of_round)  # After the tokens that it needs, not after the budget.
-    assert needed == pytest.approx(1500 * times_tokens(behind.expected))
+    assert needed == pytest.approx(1500 * behind.times_tokens())
     assert target.interval is not None
     low, high = target.interval(diloco, 16)
     assert 1500 < low < needed < high
-    assert low == pytest.approx(1500 * times_tokens(gap(1e6, 2, low / of_round).least))
+    assert low == pytest.approx(1500 * gap(1e6, 2, low / of_round).times_tokens(-NORMAL_90))
     assert target.interval(ddp, 8) is None
     parallel, local = (
         with_spread(predict(found[at], WORKLOAD, cluster, target), target) for at in (0, -1)
@@ -169,8 +169,8 @@ def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
     of_round = 16 * apart[0].recipe.data.context_tokens * 50
     for one, trainers in zip(apart, (1, 2, 4), strict=True):
         needed = target.tokens(one.recipe, 16)
-        behind = gap(1e6, 8 // trainers, needed / trainers / of_round).expected
-        assert needed == pytest.approx(trainers * 1e8 * times_tokens(behind))
+        behind = gap(1e6, 8 // trainers, needed / trainers / of_round)
+        assert needed == pytest.approx(trainers * 1e8 * behind.times_tokens())
 
 
 def test_only_batches_that_are_trained_are_named() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adloco.plan.cluster import Cluster
-from adloco.plan.round_time import Sync, expected_largest, round_time
+from adloco.plan.round_time import Sync, expected_largest, mean_round, round_time
 
 
 def cluster(**settings: object) -> Cluster:
@@ -91,6 +91,16 @@ def test_a_sync_takes_time_besides_its_transfer() -> None:
     assert round_time(slow, [0.5] * 4, 10, halves).total == pytest.approx(6.0)
     alone = Sync(workers=1, bytes_sent=0)
     assert round_time(slow, [0.5], 10, alone).total == pytest.approx(5.0)
+
+
+def test_rounds_of_different_lengths_take_their_mean() -> None:
+    """By hand, of one round of 10 steps and three of 11."""
+    sync, jittery, seconds = Sync(workers=4, bytes_sent=3e6), cluster(jitter=0.1), [0.5] * 4
+    shorter, longer = (round_time(jittery, seconds, steps, sync) for steps in (10, 11))
+    found = mean_round(jittery, seconds, 10.75, sync)
+    assert found.computing == pytest.approx(0.5 * 10.75)
+    assert found.total == pytest.approx((shorter.total + 3 * longer.total) / 4)
+    assert mean_round(jittery, seconds, 10.0, sync) == shorter
 
 
 def test_failures_repeat_the_round() -> None:

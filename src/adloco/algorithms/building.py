@@ -51,13 +51,7 @@ def check_sections(
         not falls or schedule.total_tokens > 0,
         "learning_rate.total_tokens must be > 0 for this shape, got 0",
     )
-    end = schedule.final_fraction if falls else 1.0
-    require(
-        method.sync_growth == 0 or 0 < end < 1,
-        "method.sync_growth needs a learning rate that falls (learning_rate.shape cosine or wsd), "
-        "and not to 0, where rounds would have no end; it falls to a fraction of "
-        f"{end:g} here (learning_rate.final_fraction)",
-    )
+    schedule.check_growth(method.sync_growth)
     # The rate then falls by sqrt(a) where the batch grows by 1/a, also after merges.
     coupled = schedule.reference_batch if schedule.coupling == "sqrt" else 0
     require(

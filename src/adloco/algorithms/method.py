@@ -142,16 +142,6 @@ class Method:
         dropped = {*self.dropped}
         return tuple(worker for worker in range(self.num_workers) if worker not in dropped)
 
-    @property
-    def given_sync_every(self) -> int:
-        """H; ValueError if rounds differ in it."""
-        require(
-            self.sync_growth == 0,
-            "method.sync_growth must be 0 here, where all rounds are taken to be as long as the "
-            f"first, got {self.sync_growth}",
-        )
-        return self.sync_every
-
     def after_merges(self, policy: MergePolicy) -> tuple[int, int]:
         """(workers of a trainer, trainers) after the last merge of a run that is long enough for
         it: if trainers merge, one has all workers in the end.

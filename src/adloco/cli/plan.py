@@ -127,24 +127,24 @@ def _plan(arguments: Plan, file: Path) -> int:
             assumptions=(
                 *target.assumptions,
                 *(runs.assumptions if runs else ()),
-                *(measured.assumptions(names) if measured else ()),
+                *(measured.assumptions(names, cluster) if measured else ()),
                 *([f"Islands train {size:g} parameters at the speed in {file}."] if size else []),
             ),
         )
         plan = make_plan(found, workload, cluster, target, measured)
         if size:
-            plan = replace(plan, reasons=(*plan.reasons, model_text(size)))
+            plan = replace(plan, other_model=model_text(size))
         page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {plan.chosen.candidate.label}", soft_wrap=True)
-    for sentence in filter(None, [*plan.reasons, crossing_text(plan)]):
+    for sentence in filter(None, [*plan.reasons, plan.other_model, crossing_text(plan)]):
         say(console, sentence, indent="  ")
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
         say(console, sentence, indent="  ")
     console.print(str(page), soft_wrap=True)
-    if not size:  # Otherwise the recipe trains another model than was planned.
+    if not plan.other_model:
         command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
         console.print(f"train it: {command}", soft_wrap=True)
     return 0
@@ -169,8 +169,8 @@ def _check(arguments: Plan) -> None:
 
 
 def model_text(parameters: float) -> str:
-    """Sentence about a model that --parameters leaves unchanged."""
+    """Sentence about the model of a recipe that --parameters has planned."""
     return (
-        f"Before you train recipe.toml, set its model.* to a model of {parameters:g} parameters: "
-        "it has the model of the recipe that was planned, whatever its size."
+        f"Before you train recipe.toml, set its model.* to a model of {parameters:g} parameters; "
+        "or plan with one, as in --model.shape tinyllama without --parameters."
     )

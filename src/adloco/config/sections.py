@@ -239,6 +239,17 @@ class Recipe:
         return self.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
 
     @property
+    def mean_sync_every(self) -> float:
+        """Inner steps of a round, the mean over a run that ends with its schedule.
+
+        Raises:
+            ValueError: Rounds would grow without an end.
+        """
+        growth = self.method.sync_growth
+        self.learning_rate.check_growth(growth)
+        return self.method.sync_every / self.learning_rate.mean_decay(growth)
+
+    @property
     def after_merges(self) -> tuple[int, int]:
         """(workers of a trainer, trainers) in the end; see `Method.after_merges`."""
         return self.method.after_merges(self.merge)

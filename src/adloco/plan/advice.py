@@ -73,7 +73,7 @@ def _departure(found: Prediction) -> tuple[float, ...]:
     wire, streaming = recipe.wire, recipe.streaming
     bits = 32 if isinstance(wire, PlainWire) else 8 * wire.block_bytes / wire.block
     return (
-        recipe.method.given_sync_every,
+        recipe.mean_sync_every,
         -min(bits, FREE_BITS),
         streaming.fragments,
         streaming.tau,

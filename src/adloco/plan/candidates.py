@@ -22,7 +22,7 @@ from adloco.rules.switch import smallest_share
 
 AXES: Mapping[str, tuple[str, ...]] = {
     "method.sync_every": ("10", "20", "50", "100", "200", "500"),
-    "wire.format": ("fp32", "int8", "int4"),
+    "wire.format": ("fp32", "int8", "int4", "int2", "int1"),
     "batch.eta": ("0.5", "0.7", "1.0", "1.5", "2.0", "3.5"),
 }
 """Values that are tried where none are given."""
@@ -161,7 +161,7 @@ def _on_cluster(
         return None
     if first.data_parallel:
         return first
-    streaming, every = first.streaming, first.method.given_sync_every
+    streaming, every = first.streaming, first.method.sync_every
     if streaming.tau >= max(1, every // streaming.fragments):
         return None
     if streaming.fragments > every or (

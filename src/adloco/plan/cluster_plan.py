@@ -41,6 +41,9 @@ class Plan:
     condition: str = ""
     """The batches for which alone the figures hold, as an end of a sentence; empty if the target
     knows what batches cost."""
+    other_model: str = ""
+    """What to do about the recipe's model, which is not the planned one, as a sentence; empty if it
+    is."""
 
 
 def make_plan(
@@ -89,7 +92,7 @@ def make_plan(
         upper = f"{most:.3g}" if math.isfinite(most) else "any number of"
         reasons.append(
             f"It could take {least:.3g} to {upper} times its {chosen.tokens:,.0f} tokens, and so "
-            "of its time, bytes and price: 90% of the fitted laws lie between."
+            "of its time, bytes and price: 90% of the laws lie between that fit what was measured."
         )
     return Plan(
         cluster=cluster,
@@ -130,12 +133,13 @@ def _without_noise_scale(condition: str) -> str:
 
 def _micro_batches(chosen: Prediction, cluster: Cluster) -> str:
     fastest, each = cluster.fastest_pass, chosen.batch / chosen.workers
+    rate = each * len(chosen.step_seconds) / sum(chosen.step_seconds)
     return (
         f"An island takes {each:,.4g} sample{'s' if each != 1 else ''} in a step on average, in "
         f"micro-batches of at most {chosen.candidate.recipe.switch.b_max} on each rank "
-        f"(switch.max_micro_batch); of the passes of an island that were measured, those of "
-        f"{fastest} samples are the fastest, with "
-        f"{cluster.samples_per_second[fastest]:,.4g} samples per second."
+        f"(switch.max_micro_batch), and trains {rate:,.4g} a second; of the passes of an island "
+        f"that were measured, those of {fastest} samples are the fastest, with "
+        f"{cluster.samples_per_second[fastest]:,.4g} a second (batch.initial sets the batch)."
     )
 
 

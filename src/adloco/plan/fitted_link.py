@@ -43,6 +43,8 @@ class FittedLink:
     """Bytes that leave each of the measured workers in a round."""
     samples: float
     """Samples of each worker in an inner step, by the recipe."""
+    bandwidths: tuple[float, float]
+    """The lowest and the highest in bits/s that were measured."""
 
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with what was measured."""
@@ -70,7 +72,7 @@ class FittedLink:
             },
         )
 
-    def hiding(self, sync: Sync, sync_every: int) -> Sync:
+    def hiding(self, sync: Sync, sync_every: float) -> Sync:
         """What is exchanged in a round, with what hides it by the rows: beside a part of the steps
         if they say so. Otherwise they lack what the backward pass has hidden, so it hides no more.
         """
@@ -82,16 +84,22 @@ class FittedLink:
             hidden_steps=hidden * sync_every / sync.fragments,
         )
 
-    @property
-    def sentence(self) -> str:
-        """Sentence that names the rows and how well they predict."""
+    def sentence(self, bits_per_second: float) -> str:
+        """The rows, how well they predict, and whether they have the bandwidth of a cluster."""
         found = self.calibration
         left_out = found.held_out_bandwidths
         assert left_out is not None
+        lowest, highest = self.bandwidths
+        beyond = (
+            ""
+            if lowest <= bits_per_second <= highest
+            else f" The cluster's is not between the {lowest / 1e6:g} and {highest / 1e6:g} Mbit/s "
+            "that were measured, so errors are larger."
+        )
         return (
             f"Link, waiting and overheads are fitted to {found.fitted.count} measured rounds of "
             f"{describe(self.group)}; each bandwidth, left out, is predicted with errors of "
-            f"{left_out.median:.1%} (median) and {left_out.worst:.1%} (worst)."
+            f"{left_out.median:.1%} (median) and {left_out.worst:.1%} (worst).{beyond}"
         )
 
 
@@ -116,9 +124,10 @@ class FittedLinks:
             default=None,
         )
 
-    def assumptions(self, names: Sequence[str]) -> list[str]:
+    def assumptions(self, names: Sequence[str], cluster: Cluster) -> list[str]:
         """Sentences."""
-        said = [link.sentence for links in self.links.values() for link in links]
+        bits = 8 * cluster.link.bytes_per_second
+        said = [link.sentence(bits) for links in self.links.values() for link in links]
         without = [name for name in names if name not in self.links]
         if without:
             said.append(
@@ -157,12 +166,14 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> FittedLinks
         )
         name, recipe = of_plan[group]
         workers, across = cluster.islands, islands_of_copy(recipe, cluster)
+        bandwidths = [row.bits_per_second for row in own.rows if row.group == group]
         sync = exchange_of(recipe, group[2], workers, passes=1, across=across)
         link = FittedLink(
             group=group,
             calibration=calibration,
             bytes_sent=sync.bytes_sent,
             samples=max(1.0, recipe.guards.initial / cluster.islands),
+            bandwidths=(min(bandwidths), max(bandwidths)),
         )
         links.setdefault(name, []).append(link)
     return FittedLinks(links=links)

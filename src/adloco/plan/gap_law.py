@@ -21,28 +21,38 @@ COVARIANCE = (
     (1.4995e-04, -7.6253e-06, -4.1142e-05, 7.1901e-06, 4.2443e-07),
 )
 """The covariance of the constants over fits to drawn gaps (bootstrap)."""
-SLOPE = 0.07
+SLOPE, SLOPE_DEVIATION = 0.07, 0.19
 """Part by which a loss falls when the tokens grow by a part: 0.094 and 0.05 between 5, 20 and 80
 tokens a parameter of 0.13M (`benchmarks/gap.py --table`), and 0.058 for 1 billion at 20 by the law
-L = 1.69 + 406.4 N^-0.34 + 410.7 D^-0.28 (Chinchilla, arXiv 2203.15556)."""
+L = 1.69 + 406.4 N^-0.34 + 410.7 D^-0.28 (Chinchilla, arXiv 2203.15556); and the standard deviation
+of its logarithm with which 90% of slopes lie between the first two."""
 NORMAL_90 = 1.645
 """Standard deviations on each side of 90% of a normal distribution."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Relative gaps of the loss."""
+    """A gap of the loss, as a part of it."""
 
     expected: float
-    least: float
-    most: float
-    """90% of the laws that fit the runs lie between these."""
+    deviation: float
+    """Standard deviation over the laws that fit the runs."""
+
+    def times_tokens(self, deviations: float = 0.0) -> float:
+        """Times the tokens with which local training reaches the loss of data-parallel training.
+
+        Args:
+            deviations: By how many standard deviations, of gap and slope together, it is more.
+        """
+        exponent = self.expected / SLOPE
+        each = math.hypot(self.deviation / SLOPE, exponent * SLOPE_DEVIATION)
+        return math.exp(min(max(0.0, exponent + deviations * each), 50.0))
 
 
 def gap(parameters: float, workers: int, syncs: float) -> Gap:
     """The gap of local training; none for one worker."""
     if workers < 2:
-        return Gap(0.0, 0.0, 0.0)
+        return Gap(0.0, 0.0)
     scale, by_workers, by_syncs, by_size, floor = CONSTANTS
     size, others, logs = math.log(parameters / 1e6), workers - 1.0, math.log(max(syncs, 1.0))
     grown = others**by_workers
@@ -54,10 +64,4 @@ def gap(parameters: float, workers: int, syncs: float) -> Gap:
         for one, row in zip(slopes, COVARIANCE, strict=True)
         for other, value in zip(slopes, row, strict=True)
     )
-    half = NORMAL_90 * math.sqrt(variance)
-    return Gap(expected, max(0.0, expected - half), expected + half)
-
-
-def times_tokens(relative_gap: float) -> float:
-    """Times the tokens with which local training reaches the loss of data-parallel training."""
-    return math.exp(min(relative_gap / SLOPE, 50.0))
+    return Gap(expected, math.sqrt(variance))

@@ -18,7 +18,7 @@ from adloco.plan.candidates import (
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import bytes_of_mean, exchange_of
 from adloco.plan.fitted_link import FittedLinks
-from adloco.plan.round_time import RoundTime, round_time
+from adloco.plan.round_time import RoundTime, mean_round
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.shares import proportional
@@ -67,9 +67,9 @@ class Prediction:
     price: float
     """Price of all islands until then."""
     spread: tuple[float, float] | None = None
-    """Times its tokens, least and most, that 90% of the laws of the target have; steps, syncs,
-    bytes, seconds and price follow the tokens, but for what a merge sends. None if it is not known.
-    """
+    """Times its tokens, least and most, between which 90% of the laws of the target are; steps,
+    syncs, bytes, seconds and price follow the tokens, but for what a merge sends. None if it is not
+    known."""
 
     @property
     def reachable(self) -> bool:
@@ -108,7 +108,7 @@ def predict(
     batch = trained_batch(candidate, workload, cluster)
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
-    every = 1 if recipe.data_parallel else recipe.method.given_sync_every
+    every = 1 if recipe.data_parallel else recipe.mean_sync_every
     across = islands_of_copy(recipe, cluster)
     link = measured.link_of(candidate, workload.parameters, workers, across) if measured else None
     if link:
@@ -120,7 +120,7 @@ def predict(
     sync = exchange_of(recipe, workload.parameters, workers, passes=passes, across=across)
     if link:
         sync = link.hiding(sync, every)
-    found = round_time(cluster, step_seconds, every, sync)
+    found = mean_round(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
     merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)
     seconds = steps / every * found.total + merged / cluster.link.bytes_per_second

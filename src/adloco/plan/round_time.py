@@ -24,7 +24,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 import torch
 
@@ -135,6 +135,27 @@ def round_time(
         waiting=trained - computing,
         transfer=waited,
         lost=with_failures - undisturbed,
+    )
+
+
+def mean_round(
+    cluster: Cluster, step_seconds: Sequence[float], sync_every: float, sync: Sync
+) -> RoundTime:
+    """The mean time of rounds that have so many inner steps on average, for which see
+    `round_time`: between those of the whole numbers beside it.
+    """
+    steps = math.floor(sync_every)
+    part = sync_every - steps
+    shorter = round_time(cluster, step_seconds, steps, sync)
+    if not part:
+        return shorter
+    longer = round_time(cluster, step_seconds, steps + 1, sync)
+    pairs = zip(astuple(shorter), astuple(longer), strict=True)
+    return RoundTime(
+        **{
+            each.name: (1 - part) * one + part * other
+            for each, (one, other) in zip(fields(RoundTime), pairs, strict=True)
+        }
     )
 
 

@@ -161,10 +161,10 @@ def method_of(recipe: Recipe) -> str:
     return ", ".join(words)
 
 
-def sync_every_of(recipe: Recipe) -> int:
-    """H; 1 if it changes nothing, because a lone worker becomes its own mean."""
+def sync_every_of(recipe: Recipe) -> float:
+    """Mean H of a run; 1 if it changes nothing, because a lone worker becomes its own mean."""
     alone = not recipe.syncs and named_settings(recipe)["outer.update"] == "mean"
-    return 1 if alone else recipe.method.given_sync_every
+    return 1 if alone else recipe.mean_sync_every
 
 
 def _changed(section: str, part: Any) -> list[str]:

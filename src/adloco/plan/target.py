@@ -8,7 +8,7 @@ from typing import Any
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.candidates import Candidate
-from adloco.plan.gap_law import RUNS, Gap, gap, times_tokens
+from adloco.plan.gap_law import NORMAL_90, RUNS, gap
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
@@ -30,7 +30,8 @@ class Target:
     loss: Loss | None = None
     """The loss after so many tokens; None if no runs tell it."""
     interval: Interval | None = None
-    """The tokens to the target, as 90% of the laws that fit the runs have them; None without."""
+    """The tokens to the target, between which 90% of the laws have them that fit what was measured;
+    None without."""
     assumptions: tuple[str, ...] = ()
     """Sentences."""
     prices_batches: bool = True
@@ -65,21 +66,22 @@ def tokens_target(
     tokens = float(found[0].recipe.run.tokens)
     smallest = min(candidate.recipe.guards.initial for candidate in found)
 
-    def needed(
-        recipe: Recipe, batch: float, of: Callable[[Gap], float] = lambda found: found.expected
-    ) -> float:
+    def needed(recipe: Recipe, batch: float, deviations: float = 0.0) -> float:
         """Tokens after which local training is where data-parallel training is after the budget."""
         price = (1 + batch / noise_scale) / (1 + smallest / noise_scale) if noise_scale else 1.0
         own = tokens * max(price, 1.0)
         workers, trainers = recipe.after_merges  # Each makes the progress by itself.
         syncs = own / (batch * recipe.data.context_tokens * sync_every_of(recipe))
-        return trainers * own * _times(lambda times: of(gap(parameters, workers, times * syncs)))
+        return (
+            trainers
+            * own
+            * _times(lambda times: gap(parameters, workers, times * syncs).times_tokens(deviations))
+        )
 
     def between(recipe: Recipe, batch: float) -> tuple[float, float] | None:
         if recipe.after_merges[0] < 2:
             return None
-        least = needed(recipe, batch, lambda found: found.least)
-        return least, needed(recipe, batch, lambda found: found.most)
+        return needed(recipe, batch, -NORMAL_90), needed(recipe, batch, NORMAL_90)
 
     batches = (
         f"A batch of b samples needs 1 + b / {noise_scale:g} times the tokens of a tiny one."
@@ -103,16 +105,16 @@ def tokens_target(
     )
 
 
-def _times(behind: Callable[[float], float]) -> float:
+def _times(needed: Callable[[float], float]) -> float:
     """Times the tokens that local training needs because of its gap at the end of them: more tokens
     have more syncs, and a smaller gap.
 
-    behind: Takes times the tokens; returns the gap after so many.
+    needed: Takes times the tokens; returns times the tokens that the gap after so many needs.
     """
-    fewest, most = 1.0, times_tokens(behind(1.0))
+    fewest, most = 1.0, needed(1.0)
     for _ in range(40):
         middle = math.sqrt(fewest * most)
-        if times_tokens(behind(middle)) > middle:
+        if needed(middle) > middle:
             fewest = middle
         else:
             most = middle

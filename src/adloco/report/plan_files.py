@@ -3,6 +3,7 @@
 """
 
 import math
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -61,14 +62,17 @@ def recipe_text(plan: Plan) -> str:
     reasons.
     """
     chosen = plan.chosen.candidate
-    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons]
+    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons, plan.other_model]
     comment = "".join(f"# {line}\n" for reason in reasons for line in reason.splitlines())
     budget = replace(
         chosen.recipe.run, tokens=math.ceil(plan.chosen.tokens), rounds=0, inner_steps=0, syncs=0
     )
     schedule = replace(chosen.recipe.learning_rate, total_tokens=0)
     recipe = replace(chosen.recipe, run=budget, learning_rate=schedule)
-    return f"{comment}\n{to_toml(recipe)}"
+    text = to_toml(recipe)
+    if plan.other_model:  # Without a shape nothing trains it by mistake.
+        text = re.sub(r'(?<=\[model\]\nsource = "llama"\n)shape = .*', 'shape = ""', text)
+    return f"{comment}\n{text}"
 
 
 def _described(one: Prediction) -> dict[str, Any]:

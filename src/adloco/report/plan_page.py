@@ -58,8 +58,9 @@ def best_table(plan: Plan) -> Table:
         plan,
         f"The best of each method{plan.condition}",
         "Bytes are those that leave each island. It is busy while it computes. Memory is without "
-        "activations. 90% of the fitted laws have time, bytes, tokens, steps, syncs and price "
-        "within the range.",
+        "activations. Within the range 90% of the laws that fit what was measured have tokens, and "
+        "with them time, bytes, steps, syncs and price; errors of the noise scale, of speeds and "
+        "of the link are not in it.",
         list(by_method(plan.predictions).values()),
     )
 
@@ -110,8 +111,8 @@ def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
         ],
         "chosen": chosen.candidate.label,
         "cards": [(column, show(chosen)) for column, show in _columns(plan).items()],
-        "reasons": [*plan.reasons, *filter(None, [crossing_text(plan)])],
-        "command": command,
+        "reasons": [*plan.reasons, *filter(None, [plan.other_model, crossing_text(plan)])],
+        "command": "" if plan.other_model else command,
         "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
         f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
         "best": best_table(plan),

@@ -5,6 +5,7 @@ Schedules run on tokens and never on steps, because a step has more tokens when 
 """
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -83,6 +84,21 @@ class LearningRate:
         warmup = self.warmup_fraction * self.total_tokens
         fraction = tokens / warmup if tokens < warmup else self.decay(tokens)
         return fraction * math.pow(trainer_batch / self.reference_batch, power)
+
+    def check_growth(self, growth: float) -> None:
+        """Raise ValueError if rounds that become longer as the rate falls would have no end."""
+        end = 1.0 if self.shape == "constant" else self.final_fraction
+        require(
+            growth == 0 or 0 < end < 1,
+            "method.sync_growth needs a learning rate that falls (learning_rate.shape cosine or "
+            "wsd), and not to 0, where rounds would have no end; it falls to a fraction of "
+            f"{end:g} here (learning_rate.final_fraction)",
+        )
+
+    def mean_decay(self, power: float) -> float:
+        """The mean of `decay` to a power over the tokens of the schedule."""
+        whole = replace(self, total_tokens=2_000)
+        return statistics.fmean(whole.decay(tokens) ** power for tokens in range(1, 2_000, 2))
 
     def decay(self, tokens: int) -> float:
         """Fraction of the peak rate that the decay leaves, from 1 (always, during the warm-up) to
