@@ -19,13 +19,14 @@ of METHODS' rates and outer settings, and then the neighbours of the best pair i
 OUTER, until none is better.
 At another size the learning rate is divided by how much wider the model is, because Muon's steps
 have the root mean square of AdamW's at any width; nothing else changes. Where final runs have been
-repeated with other rates, the lowest loss counts, of ddp too. Final runs have seed 0, and seeds 1
-and 2 where the gap of seed 0 is below three sigma. The corpus has 10.6M tokens, so longer runs
-repeat it. gap.csv also has what other scripts trained: the final runs of frontier.py whose step has
-twice ddp's tokens (0.13M with 3M tokens, 0.87M with 0.6M), two of its trials (0.87M with 2.4M, as
-many tokens in a step), gpu.py's stages loss-30M-single, which is ddp on one device, and
-loss-30M-diloco (23.9M), and runs of `--run`: with float32 on the wire (fp32-h3, and fp32-h1
-without steps between syncs), with rounds of one length (int1-h5), and with more tokens in a step.
+repeated with other rates, those count that have most seeds, of several the ones with the lowest
+mean, of ddp too. Final runs have seed 0, and seeds 1 and 2 where the gap of seed 0 is below three
+sigma. The corpus has 10.6M tokens, so longer runs repeat it. gap.csv also has what other scripts
+trained: the final runs of frontier.py whose step has twice ddp's tokens (0.13M with 3M tokens,
+0.87M with 0.6M), two of its trials (0.87M with 2.4M, as many tokens in a step), gpu.py's stages
+loss-30M-single, which is ddp on one device, and loss-30M-diloco (23.9M), and runs of `--run`: with
+float32 on the wire (fp32-h3, and fp32-h1 without steps between syncs), with rounds of one length
+(int1-h5), and with more tokens in a step.
 """
 
 import csv
@@ -195,7 +196,8 @@ class Run:
         return own | {name: str(value) for name, value in more.items()}
 
 
-Rows = Mapping[tuple[str, ...], Mapping[str, str]]
+Row = Mapping[str, str]
+Rows = Mapping[tuple[str, ...], Row]
 """The rows of the file by the identity of their runs."""
 
 
@@ -347,10 +349,10 @@ class Gap:
 
 
 def gaps(rows: Rows) -> list[Gap]:
-    """All that can be compared, by size, tokens, method and workers; on all windows if there are
-    such runs.
+    """All that can be compared, by size, tokens, method and workers: on all windows if there are
+    such runs, and with the rates that have most seeds, of several those with the lowest mean.
     """
-    groups: dict[tuple[int, int, str, int, int], dict[int, Mapping[str, str]]] = {}
+    tried: dict[tuple[int, int, str, int, int], dict[tuple[str, ...], dict[int, Row]]] = {}
     for row in rows.values():
         if row["stage"] == "final" and row["loss"]:
             size, tokens, workers, windows = (
@@ -358,9 +360,12 @@ def gaps(rows: Rows) -> list[Gap]:
             )
             # All windows, which are 0, are the last of a place and replace the others below.
             place = size, tokens, row["method"], workers, -windows
-            seeds, seed = groups.setdefault(place, {}), int(row["seed"])
-            if seed not in seeds or float(row["loss"]) < float(seeds[seed]["loss"]):
-                seeds[seed] = row
+            rates = tuple(row[name] for name in ("lr", "outer_lr", "momentum"))
+            tried.setdefault(place, {}).setdefault(rates, {})[int(row["seed"])] = row
+    groups = {
+        place: min(settings.values(), key=lambda seeds: (-len(seeds), mean_loss(seeds)))
+        for place, settings in tried.items()
+    }
     found: dict[tuple[int, int, str, int], Gap] = {}
     for (size, tokens, method, workers, windows), runs in sorted(groups.items()):
         ddp = groups.get((size, tokens, "ddp", 1, windows), {})
@@ -371,12 +376,16 @@ def gaps(rows: Rows) -> list[Gap]:
         difference = paired_difference(method, "ddp", logs)
         if difference:
             row = next(iter(runs.values()))
-            loss = float(np.mean([float(row["loss"]) for row in runs.values()]))
             fewer = float(next(iter(ddp.values()))["bytes"]) / float(row["bytes"])
             found[size, tokens, method, workers] = Gap(
-                row=row, loss=loss, fewer=fewer, difference=difference
+                row=row, loss=mean_loss(runs), fewer=fewer, difference=difference
             )
     return [*found.values()]
+
+
+def mean_loss(seeds: Mapping[int, Row]) -> float:
+    """The mean of the losses of runs."""
+    return float(np.mean([float(row["loss"]) for row in seeds.values()]))
 
 
 def page(found: Sequence[Gap]) -> str:

@@ -15,6 +15,7 @@ from adloco import (
     TensorSource,
 )
 from adloco.rules.batch_rules.batch_rule import BatchRule
+from adloco.rules.merge_policies.smallest import MergeSmallest
 from adloco.rules.moments import GradientEstimate
 from tests.problems import make_run, params_of, sgd
 
@@ -268,6 +269,10 @@ def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
 def test_several_workers_are_tested_where_they_are_alike() -> None:
     with pytest.raises(ValueError, match=r"test\.step must be first where trainers have several"):
         make_run(test_step="last")
+    with pytest.raises(ValueError, match="at the start or after a merge"):
+        make_run(
+            test_step="last", workers_per_trainer=1, num_trainers=2, merge=MergeSmallest(count=2)
+        )
     with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
         make_run(test_steps=0)
     with pytest.raises(ValueError, match="step must be first or last, got 'middle'"):

@@ -253,6 +253,7 @@ def test_how_an_island_shares_a_worker(
         ),
         ("--to nowhere/x.sh", "there is no folder 'nowhere'"),
         ("--to there.sh", "'there.sh' exists already"),
+        ("--run.on_rank_failure replace", "run.on_rank_failure replace cannot work in such a job"),
     ],
 )
 def test_bad_lines(

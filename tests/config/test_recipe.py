@@ -115,9 +115,13 @@ def test_a_list_on_the_line_needs_no_brackets(text: str) -> None:
 
 
 def test_a_flag_for_another_inner_optimizer() -> None:
-    """The recipe's settings for the old optimizer are dropped, but a flag must fit the new one."""
+    """The recipe's settings for the old optimizer are dropped, also those that the new one has
+    under the same name; but a flag must fit the new one.
+    """
     recipe = build_recipe(override(read_values("adloco-paper"), [("inner.optimizer", "sgd")]))
-    assert recipe.inner == InnerSGD(lr=2e-5, weight_decay=0.01)
+    assert recipe.inner == InnerSGD()
+    same = build_recipe(override(read_values("adloco-paper"), [("inner.optimizer", "adamw")]))
+    assert same.inner == build_recipe(read_values("adloco-paper")).inner
     flags = [("inner.optimizer", "sgd"), ("inner.betas", "[0.9, 0.95]")]
     with pytest.raises(ValueError, match="inner.betas is not a setting of .* optimizer = 'sgd'"):
         build_recipe(override(read_values("adloco-paper"), flags))

@@ -81,7 +81,7 @@ class AdLoCo:
         self._syncing = syncing
         self._batching = batching or Batching()
         merging, execution = merging or Merging(), execution or Execution()
-        check_sections(problem, method, self._batching, learning_rate, self.placement)
+        check_sections(problem, method, self._batching, merging, learning_rate, self.placement)
         workers = build_workers(
             problem,
             method,

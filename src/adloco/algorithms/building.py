@@ -7,7 +7,7 @@ from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
-from adloco.algorithms.method import Batching, Execution, Method, Problem, Syncing
+from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
@@ -26,6 +26,7 @@ def check_sections(
     problem: Problem,
     method: Method,
     batching: Batching,
+    merging: Merging,
     learning_rate: LearningRate | None,
     placement: Placement,
 ) -> None:
@@ -41,9 +42,9 @@ def check_sections(
     )
     check_groups(batching.rule, batching.switch, batching.test.groups, placement.ranks_per_worker)
     require(
-        batching.test.step == "first" or method.workers_per_trainer == 1,
-        "test.step must be first where trainers have several workers, which differ on the last "
-        f"step; workers_per_trainer is {method.workers_per_trainer}",
+        batching.test.step == "first" or not method.syncs(merging.policy),
+        "test.step must be first where trainers have several workers, at the start or after a "
+        "merge, because they differ on the last step",
     )
     schedule = learning_rate or LearningRate(shape="constant")
     falls = schedule.shape != "constant"

@@ -176,7 +176,7 @@ class GradientTest:
     """Steps of a round that are its test steps. first: all workers of a trainer have the same
     parameters on the first step (close to the same if streaming or residuals in the parameters
     leave them diverged), and are close together on the next ones. last: the step after the
-    tests has the new batch, as in DDP-Norm; for trainers with one worker."""
+    tests has the new batch, as in DDP-Norm; for trainers that have one worker, and never merge."""
 
     def __post_init__(self) -> None:
         require_range(self, "groups", at_least=2)

@@ -47,6 +47,17 @@ def check_torchrun(settings: RunSettings) -> None:
     )
 
 
+def check_job(settings: RunSettings) -> None:
+    """Raise ValueError if a job that starts ranks by torchrun again cannot have these settings."""
+    check_torchrun(settings)
+    require(
+        settings.on_rank_failure == "stop",
+        f"run.on_rank_failure {settings.on_rank_failure} cannot work in such a job, where all "
+        "ranks start again after a failure; leave it out, or start the ranks with adloco train "
+        "--machines and --meet",
+    )
+
+
 def secret(settings: RunSettings) -> bytes:
     """The secret that the machines of a run share; empty if they have none.
 

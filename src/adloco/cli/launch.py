@@ -62,7 +62,7 @@ class Launch(RecipeCommand):
         )
         surroundings = {"image": self.image, "storage": self.storage, "gpu": self.gpu}
         scheduler.check(self.on, job, surroundings)
-        elastic_room.check_torchrun(self.read_recipe().run)
+        elastic_room.check_job(self.read_recipe().run)
         text = scheduler.text(job, surroundings)
         if self.dry_run:
             print(text, end="")

@@ -84,19 +84,17 @@ def override(values: Values, flags: Sequence[tuple[str, Any]]) -> Values:
 def _known_to_choice(
     section: str, values: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Leave out the recipe's settings that the class chosen by a flag does not have.
+    """Leave out the recipe's settings of a class that a flag replaces by another one.
 
-    A flag such as --inner.optimizer sgd can choose another class than the recipe does; settings
-    that only the recipe's own choice has would then be errors. Misspelt ones still are.
+    With --inner.optimizer sgd in a recipe of AdamW, those of AdamW would be errors, or, as its
+    learning rate, the wrong values. Misspelt ones still are errors.
     """
     choice = SECTIONS[section].choice if section in SECTIONS else None
     if choice is None or choice.key not in flags:
         return dict(values)
-    known, replaced = (
-        {field.name for owner in _classes(section, chosen).values() for field in fields(owner)}
-        for chosen in (flags, values)
-    )
-    return {key: value for key, value in values.items() if key in known or key not in replaced}
+    chosen, replaced = (_classes(section, each)[choice.part] for each in (flags, values))
+    own = {field.name for field in fields(replaced)} if chosen is not replaced else set()
+    return {key: value for key, value in values.items() if key not in own}
 
 
 def build_recipe(values: Values) -> Recipe:
