@@ -304,6 +304,8 @@ def test_the_settings_reach_torch() -> None:
     muon, rest = InnerMuon(lr=0.3, momentum=0.8, betas=(0.1, 0.2))(model)
     assert (muon.param_groups[0]["lr"], muon.param_groups[0]["momentum"]) == (0.3, 0.8)
     assert (rest.param_groups[0]["lr"], rest.param_groups[0]["betas"]) == (0.3, (0.1, 0.2))
+    muon, rest = InnerMuon(lr=0.3, adamw_ratio=2.5)(model)
+    assert (muon.param_groups[0]["lr"], rest.param_groups[0]["lr"]) == (0.3, 0.75)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_a_larger_budget_fits_more(
         assert main(["probe", "single", *flags, "--memory.gib", budget]) == 0
         said = capsys.readouterr().out
         found.append(answer(said))
+        assert ("batch.maximum allows no larger one" in said) == (found[-1] == 128)
     assert 1 <= found[1] < found[0] <= 128
 
 

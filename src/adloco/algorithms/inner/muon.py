@@ -23,7 +23,9 @@ class InnerMuon:
     key: ClassVar[str] = "muon"
 
     lr: float = setting(8e-3, resume="recorded", aliases=("inner_lr", "learning_rate"))
-    """Learning rate of Muon and AdamW at a factor of 1; a schedule multiplies it by its factor."""
+    """Learning rate of Muon at a factor of 1; a schedule multiplies it by its factor."""
+    adamw_ratio: float = setting(1.0, resume="recorded")
+    """AdamW's learning rate, on embeddings, output layer and vectors, as a multiple of Muon's."""
     weight_decay: float = 0.0
     """Decoupled weight decay on matrices; vectors (norms, biases) are never decayed."""
     momentum: float = 0.9
@@ -40,6 +42,7 @@ class InnerMuon:
 
     def __post_init__(self) -> None:
         check_rates(self)
+        require_range(self, "adamw_ratio", above=0)
         require_range(self, "momentum", at_least=0, below=1)
         check_betas(self)
         for name, blocks in self.split.items():
@@ -77,7 +80,8 @@ class InnerMuon:
             weight_decay=self.weight_decay,
             momentum=self.momentum,
         )
-        adamw = InnerAdamW(lr=self.lr, weight_decay=self.weight_decay, betas=self.betas)
+        rate = self.adamw_ratio * self.lr
+        adamw = InnerAdamW(lr=rate, weight_decay=self.weight_decay, betas=self.betas)
         return [muon, adamw.build(rest)] if rest else [muon]
 
     def _groups(self, hidden: Mapping[str, Tensor]) -> list[dict[str, Any]]:
