@@ -97,8 +97,10 @@ class LearningRate:
 
     def mean_decay(self, power: float) -> float:
         """The mean of `decay` to a power over the tokens of the schedule."""
-        whole = replace(self, total_tokens=2_000)
-        return statistics.fmean(whole.decay(tokens) ** power for tokens in range(1, 2_000, 2))
+        if power == 0:
+            return 1.0
+        whole = replace(self, total_tokens=200)
+        return statistics.fmean(whole.decay(tokens) ** power for tokens in range(1, 200, 2))
 
     def decay(self, tokens: int) -> float:
         """Fraction of the peak rate that the decay leaves, from 1 (always, during the warm-up) to
