@@ -774,3 +774,17 @@ def test_a_stop_before_a_state_is_loaded_does_not_stop_what_follows() -> None:
     run.stop()
     run.load_state_dict(state)
     assert run.round() is not None
+
+
+def test_a_state_is_continued_with_the_rates_of_the_new_run() -> None:
+    """Without a schedule, too: the rate that is reported is the one that is used."""
+    first = make_run(inner=adamw(1e-2), outer=outer_sgd(0.7))
+    first.round()
+    second = make_run(inner=adamw(1e-4), outer=outer_sgd(0.1))
+    second.load_state_dict(first.state_dict())
+    report = second.round()
+    assert report is not None and report.trainers[0].learning_rate == 1e-4
+    (optimizer,) = second.workers[0].optimizers
+    outer = second.trainers[0].outer.optimizer
+    assert outer is not None
+    assert (optimizer.param_groups[0]["lr"], outer.param_groups[0]["lr"]) == (1e-4, 0.1)

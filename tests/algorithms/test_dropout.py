@@ -127,18 +127,18 @@ def loss(model: Any, ids: Tensor) -> Tensor:
 
 
 def dropping(placement: Any = None, **changes: Any) -> AdLoCo:
-    return make_run(
-        build_model=Dropping,
-        loss_fn=loss,
-        data=tokens(500, 4),
-        num_trainers=2,
-        inner=adamw(0.01),
-        guards=BatchGuards(initial=8, minimum=8, maximum=8),
-        switch=SwitchMode(max_micro_batch=2, mode="always"),
-        batch=NormTest(),
-        **({"placement": placement} if placement else {}),
-        **changes,
-    )
+    settings = {
+        "build_model": Dropping,
+        "loss_fn": loss,
+        "data": tokens(500, 4),
+        "num_trainers": 2,
+        "inner": adamw(0.01),
+        "guards": BatchGuards(initial=8, minimum=8, maximum=8),
+        "switch": SwitchMode(max_micro_batch=2, mode="always"),
+        "batch": NormTest(),
+    }
+    placed = {"placement": placement} if placement else {}
+    return make_run(**settings | placed | changes)
 
 
 def test_whether_a_model_drops() -> None:
@@ -150,8 +150,18 @@ def test_whether_a_model_drops() -> None:
     assert uses_dropout(own)
 
 
-def test_threads_and_resumes_draw_alike() -> None:
-    one, two, resumed = dropping(OneProcess(threads=1)), dropping(OneProcess(threads=2)), dropping()
+class Hidden(Dropping):
+    """A model whose own code has the rate."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedding, _, head = self.layers
+        logits: Tensor = head(nn.functional.dropout(embedding(ids), 0.3, self.training))
+        return logits
+
+
+@pytest.mark.parametrize("model", [Dropping, Hidden])
+def test_threads_and_resumes_draw_alike(model: type[nn.Module]) -> None:
+    one, two, resumed = (dropping(OneProcess(threads=n), build_model=model) for n in (1, 2, 2))
     for run in (one, two):
         list(run.rounds(2))
     resumed.load_state_dict(copy.deepcopy(one.state_dict()))

@@ -147,6 +147,21 @@ def test_inner_state(fate: Any) -> None:
     assert run.round() is not None
 
 
+def test_the_mean_of_inner_state_where_workers_had_gradients_of_other_parameters() -> None:
+    """A parameter without a gradient so far has the state of a first step: zeros."""
+    run = two_trainers()
+    states = [run.workers[worker].optimizers[0].state for worker in range(4)]
+    params = [run.workers[worker].replica.params for worker in range(4)]
+    moment = {worker: states[worker][params[worker][0]]["exp_avg"].clone() for worker in (0, 1, 2)}
+    del states[3][params[3][0]]  # As if its first parameter never had a gradient.
+    merge(run, MergeFates(inner_state="mean"))
+    expected = 0.125 * moment[0] + 0.125 * moment[1] + 0.375 * moment[2]
+    for worker in range(4):
+        found = run.workers[worker].optimizers[0].state[params[worker][0]]["exp_avg"]
+        torch.testing.assert_close(found, expected)
+    assert run.round() is not None
+
+
 @pytest.mark.parametrize(
     ("fate", "request_after"), [("survivor", 30), ("weighted", 25), ("sum", 40)]
 )

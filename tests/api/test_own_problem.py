@@ -153,3 +153,28 @@ def test_a_run_of_text_has_its_own_model_and_longer_samples(
     assert main(["train", "diloco", *small, "--run.rounds", "1"]) == 0
     with pytest.raises(ValueError, match="from its recipe; leave out problem"):
         _ = adloco.load(tmp_path / "run", problem=a_problem()).model
+
+
+class TurnedTargets:
+    """The workers of the third of three islands have targets of the other sign."""
+
+    num_streams = 6
+
+    def read(self, stream: int, position: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.arange(position, position + count) * 6 + stream
+        return X[rows % 96], Y[rows % 96] * (1 if stream < 4 else -1)
+
+
+def test_islands_are_those_of_the_problem(settings: dict[str, Any]) -> None:
+    """A gate compares the workers of an island with one another alone, here two by two; over all
+    six it leaves out one of the two that differ.
+    """
+    settings |= {WORKERS: 6, "tokens": 48 * 5, "batch.initial": 48, "outer.gate": True}
+    settings |= {"inner.optimizer": "adamw", "inner.lr": 1e-2, "outer.update": "mean"}
+    left_out = []
+    for islands in (1, 3):
+        folder = settings["folder"].with_name(f"islands-{islands}")
+        problem = a_problem(data=TurnedTargets(), islands=islands)
+        run = adloco.train("diloco", problem=problem, **settings | {"folder": folder})
+        left_out.append([each["syncs_left_out"] for each in run.records[0]["workers"]])
+    assert left_out == [[0, 0, 0, 0, 0, 1], [0] * 6]

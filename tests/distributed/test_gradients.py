@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from adloco.distributed.parallel import gradient_norms
 from adloco.distributed.parallel.gradient_norms import (
@@ -58,14 +59,28 @@ def test_each_micro_batch_is_seen_before_accumulation_tied_weights_once(
     torch.testing.assert_close(torch.tensor(seen), torch.tensor(expected), rtol=1e-6, atol=0)
 
 
-def test_two_passes_are_summed_although_the_second_writes_into_the_gradients_of_the_first() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_gradient_that_comes_in_parts_is_refused(reentrant: bool) -> None:
+    """A block that is used twice and computed again by a backward pass of its own gives a part of
+    its gradient each time, and the squares of parts do not add up to that of the sum.
+    """
     torch.manual_seed(0)
-    model, ids = Tied(), torch.randint(0, 11, (6, 5))
-    expected = sum(float(flat_gradient(model, part).square().sum()) for part in ids.split(3))
-    with incoming_gradients(list(model.parameters())) as incoming:
-        for part in ids.split(3):
-            loss_of(model, part).backward()
-        assert float(incoming.take()) == pytest.approx(expected, rel=1e-6)
+    block, inputs = nn.Linear(5, 5), torch.randn(3, 5, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        once = checkpoint(block, inputs, use_reentrant=reentrant)
+        return checkpoint(block, once, use_reentrant=reentrant).sum()
+
+    parameters = list(block.parameters())
+    gradients = torch.autograd.grad(block(block(inputs)).sum(), parameters)
+    with incoming_gradients(parameters) as incoming:
+        if reentrant:
+            with pytest.raises(ValueError, match="set use_reentrant=False there"):
+                loss().backward()
+        else:
+            loss().backward()
+            expected = sum(float(gradient.square().sum()) for gradient in gradients)
+            assert float(incoming.take()) == pytest.approx(expected, rel=1e-6)
 
 
 def test_gradients_are_added_up_apart_from_the_accumulated_ones() -> None:

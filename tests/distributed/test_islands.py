@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from adloco import (
@@ -317,6 +318,43 @@ def test_replicas_refuse_parameters_without_gradient() -> None:
     assert run_on_ranks(unused, 2, 2, 1) == ["", ""]
     for said in run_on_ranks(unused, 2, 1, 2):
         assert "some parameters got no gradient, which replicas cannot add up" in said
+
+
+class Branches(nn.Module):
+    """A model whose samples each take one of two ways, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Linear(7, 1), nn.Linear(7, 1)])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.taken = not getattr(self, "taken", dist.get_rank() == 1)
+        return self.ways[self.taken](ids)
+
+
+@pytest.mark.parametrize(("steps", "at_once"), [(1, 1), (2, 2)], ids=["one", "several"])
+def test_shards_refuse_parameters_that_some_micro_batches_use(steps: int, at_once: int) -> None:
+    """FSDP2 would add the gradient of one way to that of the other, which has the same size."""
+    for said in run_on_ranks(branching, 2, 2 * steps * at_once, at_once):
+        assert "some parameters got a gradient on some micro-batches only" in said
+
+
+def branching(batch: int, at_once: int) -> str:
+    run = run_here(
+        2,
+        1,
+        build_model=Branches,
+        loss_fn=lambda model, ids: model(ids.float()).square().mean(),
+        data=tokens(100, 1, context=6),
+        inner=sgd(0.01),
+        guards=BatchGuards(initial=batch),
+        switch=SwitchMode(max_micro_batch=at_once, mode="always"),
+    )
+    try:
+        run.round()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class Own(torch.optim.AdamW):

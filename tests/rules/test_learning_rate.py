@@ -26,6 +26,17 @@ def test_wsd() -> None:
     ]
 
 
+def test_wsd_whose_decay_would_begin_within_the_warm_up() -> None:
+    """The decay takes what the warm-up leaves: the rate reaches its peak and never jumps."""
+    rate = LearningRate(
+        shape="wsd", total_tokens=1000, warmup_fraction=0.1, decay_fraction=1.0, final_fraction=0.0
+    )
+    found = [rate.factor(tokens, 1) for tokens in (99, 100, 550, 1000)]
+    assert found == pytest.approx([0.99, 1, 0.5, 0])
+    with pytest.raises(ValueError, match="cannot be lengthened"):
+        rate.lengthened(101, 2000)
+
+
 def test_constant_and_coupling() -> None:
     assert LearningRate(shape="constant").factor(10**9, 1) == 1
     assert LearningRate(shape="constant", coupling="sqrt", reference_batch=8).factor(0, 32) == 2

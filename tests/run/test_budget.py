@@ -1,5 +1,6 @@
 """Budgets in tokens, rounds, inner steps and syncs; and runs that become longer."""
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,25 @@ def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -
     # Its folder has the new budget, so it is finished.
     assert main(["train", "--resume", str(parts)]) == 0
     assert len(numbers_of(parts)) == 8
+
+
+def test_a_decay_that_began_within_the_round_in_progress_counts(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Rounds have 1,024 tokens; the decay begins at 2,253, in the third."""
+    words = "--run.tokens 4096 --learning_rate.shape wsd --learning_rate.decay_fraction 0.45"
+    run = make_run("diloco", [*small, *words.split()])
+    rounds = run.rounds()
+    for _ in range(2):
+        next(rounds)
+    passes = itertools.count(1)
+    run.algorithm.workers[0].model.register_forward_pre_hook(
+        lambda model, inputs: run.stop() if next(passes) == 2 else None
+    )
+    assert list(rounds) == []
+    assert run.algorithm.state.in_round
+    with pytest.raises(ValueError, match="wsd cannot be lengthened to 8,192 tokens"):
+        TrainingRun.resume(tmp_path / "run", [("run.tokens", 8192)])
 
 
 def test_a_schedule_that_has_fallen_cannot_become_longer(

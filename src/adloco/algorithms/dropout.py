@@ -32,6 +32,8 @@ class OwnDropout(TorchFunctionMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
+        self.drew = False
+        """True as soon as something was dropped, or could have been."""
 
     def __enter__(self) -> "OwnDropout":
         self._token = _open.set(self)
@@ -72,6 +74,7 @@ class OwnDropout(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return input
+        self.drew = True
         if p == 1:
             return input.mul_(0) if inplace else input * 0
         kept = torch.empty_like(input).bernoulli_(1 - p, generator=self._generator).div_(1 - p)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from adloco.algorithms.model_state import copy_all, optimizer_tensors
+from adloco.algorithms.model_state import complete_state, copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.placement.placement import Placement
@@ -111,6 +111,9 @@ class _AppliedFates:
                 worker.forget()
         if self._fates.inner_state in ("keep", "reset"):
             return
+        for worker in workers:
+            for optimizer in worker.optimizers:
+                complete_state(optimizer)
         states = [
             [tensor for optimizer in worker.optimizers for tensor in optimizer_tensors(optimizer)]
             for worker in workers

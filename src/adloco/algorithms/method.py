@@ -52,7 +52,8 @@ class Source(Protocol):
     def read(self, stream: int, position: int, count: int) -> Any:
         """Read the samples position ... position + count - 1 of a stream, as a batch.
 
-        They depend only on these numbers and on a seed, not on earlier reads.
+        They depend only on these numbers and on a seed, not on earlier reads. Threads of several
+        workers call it at once.
         """
         ...
 

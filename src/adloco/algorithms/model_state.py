@@ -127,6 +127,26 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     ]
 
 
+def complete_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters that had no gradient yet the state before a first step, zeros, as far as
+    another parameter shows what it consists of.
+    """
+    known = next(((owner, state) for owner, state in optimizer.state.items() if state), None)
+    if known is None:
+        return
+    owner, shown = known
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state.get(parameter):
+                optimizer.state[parameter] = {
+                    key: torch.zeros_like(parameter, dtype=value.dtype)
+                    if value.shape == owner.shape
+                    else torch.zeros_like(value)
+                    for key, value in shown.items()
+                    if isinstance(value, Tensor)
+                }
+
+
 def _float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor]]:
     """(parameter, name, tensor) of an optimizer's floating-point state.
 
@@ -199,10 +219,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
         for index, entry in saved["state"].items()
     }
-    # The optimizer keeps its own choice of kernels, because that depends on the placement: fused
-    # kernels cannot handle sharded tensors.
+    # The optimizer keeps its own rate, and its own choice of kernels, because that depends on the
+    # placement: fused kernels cannot handle sharded tensors.
     own = [
-        {key: group[key] for key in ("fused", "foreach") if key in group}
+        {key: group[key] for key in ("lr", "fused", "foreach") if key in group}
         for group in optimizer.param_groups
     ]
     groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]

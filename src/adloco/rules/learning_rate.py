@@ -33,7 +33,7 @@ class LearningRate:
     final_fraction: float = 0.1
     """Rate at the end, as a fraction of the peak (cosine and wsd)."""
     decay_fraction: float = 0.2
-    """Fraction of total_tokens over which wsd decays."""
+    """Fraction of total_tokens over which wsd decays, at most what the warm-up leaves."""
     coupling: Literal["none", "sqrt", "linear"] = "none"
     """Factor on the rate from r = trainer's batch / reference_batch. none: 1; sqrt: the square root
     of r; linear: r."""
@@ -62,7 +62,7 @@ class LearningRate:
         """
         if self.shape == "constant" or total_tokens <= self.total_tokens:
             return self
-        stable = (1 - self.decay_fraction) * self.total_tokens
+        stable = self.total_tokens - self._decay_tokens
         require(
             self.shape == "wsd" and tokens_done <= stable,
             f"learning_rate.shape {self.shape} cannot be lengthened to {total_tokens:,} tokens: "
@@ -84,6 +84,11 @@ class LearningRate:
         warmup = self.warmup_fraction * self.total_tokens
         fraction = tokens / warmup if tokens < warmup else self.decay(tokens)
         return fraction * math.pow(trainer_batch / self.reference_batch, power)
+
+    @property
+    def _decay_tokens(self) -> float:
+        """Tokens over which wsd decays."""
+        return min(self.decay_fraction, 1 - self.warmup_fraction) * self.total_tokens
 
     def check_growth(self, growth: float) -> None:
         """Raise ValueError if rounds that become longer as the rate falls would have no end."""
@@ -120,7 +125,7 @@ class LearningRate:
         if self.shape == "wsd":
             left = max(
                 0.0,
-                (self.total_tokens - tokens) / max(1.0, self.decay_fraction * self.total_tokens),
+                (self.total_tokens - tokens) / max(1.0, self._decay_tokens),
             )
             return self.final_fraction + (1 - self.final_fraction) * min(1.0, left)
         return 1.0

@@ -14,6 +14,7 @@ from adloco.models.build import ModelBuilder
 from adloco.models.source import Builder, num_bytes
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import LanguageModel
+from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task
 
 ADAMW_MOMENTS = 2
@@ -47,7 +48,9 @@ class Opened:
             data=data,
             replayable=_is_replayable(builder) and isinstance(recipe.task, LanguageModelSettings),
             tokens_per_sample=recipe.data.context_tokens,
-            islands=max(1, len(recipe.data.islands)),
+            islands=task.islands
+            if isinstance(task, ProblemTask)
+            else max(1, len(recipe.data.islands)),
         )
 
     def checkpoint_bytes(self) -> int:

@@ -136,8 +136,12 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
     Raises:
         ValueError: The recipe was changed, or a file of the run.
     """
-    samples, rounds = (state["algorithm"][name] for name in ("samples", "rounds_done"))
-    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
+    algorithm = state["algorithm"]
+    samples, rounds = (algorithm[name] for name in ("samples", "rounds_done"))
+    within = 0
+    if algorithm["round_steps"]:
+        within = sum(sum(each["round"]["batches"]) for each in algorithm["workers"].values())
+    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples + within)
     decided = deciding_settings(recipe)
     fixed = {key: value for key, value in decided.items() if not is_recorded(key)}
     differing = [key for key, value in fixed.items() if begun.get(key, value) != value]

@@ -66,6 +66,11 @@ class ProblemTask:
         self._problem = problem
 
     @property
+    def islands(self) -> int:
+        """See `Problem.islands`."""
+        return self._problem.islands
+
+    @property
     def corpus(self) -> str:
         """A digest of the first training sample and validation batch, as far as repr shows them."""
         first = [self._problem.data.read(0, 0, 1), self._problem.validation[0]]

@@ -6,7 +6,7 @@ gradient of micro-batch j. |g|^2 of the whole step is the sum over the shards.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,14 +16,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from adloco.distributed.device_memory import trim_host_memory
 from adloco.distributed.parallel.engine import Engine, IslandGroup
-from adloco.distributed.parallel.gradient_norms import (
-    GradientSums,
-    squares,
-)
+from adloco.distributed.parallel.gradient_norms import GradientSums, squares, trainable
 from adloco.distributed.parallel.layers import Fill, blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.torch_versions import all_gather_single, reduce_scatter_single
 from adloco.distributed.traffic import Traffic, num_bytes
+from adloco.errors import require
 
 
 class ShardedModel(Engine):
@@ -53,25 +51,62 @@ class ShardedModel(Engine):
         super().__init__(model, island, owners, compile)
         self._model: FSDPModule = model  # type: ignore[assignment]  # fully_shard changes the class in place.
         self._reduces: list[_MeasuringReduceScatter] = []
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                # Losses are scaled by samples, so gradients are added up; FSDP2 by itself would
-                # divide by the number of ranks, or let the collective do it.
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
-                self._reduces.append(_MeasuringReduceScatter(island.traffic))
-                # FSDP2's protocols for these classes are not public.
-                module.set_custom_reduce_scatter(self._reduces[-1])  # type: ignore[arg-type]
-                module.set_custom_all_gather(_CountingAllGather(island.traffic))  # type: ignore[arg-type]
-                if island.replicas > 1:
-                    # FSDP2 calls this after the all-reduce over replicas.
-                    module.set_all_reduce_hook(self._count)
+        self._taken: list[list[int]] = []
+        """Elements of each reduce-scatter of the first micro-batch, by module."""
+        self._used: list[bool] = []
+        """Whether parameters had gradients in the first step."""
+        self._shards = island.mesh[names[1]].size()
+        taken: set[Tensor] = set()
+        for module in (*blocks(model), model):
+            assert isinstance(module, FSDPModule)
+            own = [parameter for parameter in trainable(module) if parameter not in taken]
+            taken.update(own)
+            # Losses are scaled by samples, so gradients are added up; FSDP2 by itself would divide
+            # by the number of ranks, or let the collective do it.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            self._reduces.append(_MeasuringReduceScatter(island.traffic, own))
+            # FSDP2's protocols for these classes are not public.
+            module.set_custom_reduce_scatter(self._reduces[-1])  # type: ignore[arg-type]
+            module.set_custom_all_gather(_CountingAllGather(island.traffic))  # type: ignore[arg-type]
+            if island.replicas > 1:
+                # FSDP2 calls this after the all-reduce over replicas.
+                module.set_all_reduce_hook(self._count)
 
-    def reducing(self, last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def reducing(self, last: bool) -> Iterator[None]:
         # Gradients are scattered at every micro-batch, because whole ones may not fit, and summed
         # over replicas once.
         self._model.set_requires_all_reduce(last)
-        return nullcontext()
+        for reduce in self._reduces:
+            reduce.taken()  # What a pass that failed half-way has left.
+        yield
+        taken = [reduce.taken() for reduce in self._reduces]
+        self._taken = self._taken or taken
+        require(
+            taken == self._taken and (not last or self._uses_alike()),
+            "some parameters got a gradient on some micro-batches only, which shards cannot add "
+            "up; freeze them (requires_grad False), or let every micro-batch use all of them",
+        )
+
+    def _uses_alike(self) -> bool:
+        """True if on all ranks and in each step the same parameters had gradients, all of a module
+        in each of its micro-batches: FSDP2 packs those that there are, and ranks that lack
+        different ones would add up gradients of different parameters.
+        """
+        used = [parameter.grad is not None for parameter in self._parameters]
+        if self._used:
+            return used == self._used
+        self._used = used
+        own = torch.tensor([*used, *map(len, self._taken), *map(sum, self._taken)])
+        own = torch.cat([own, -own]).to(self._island.mesh.device_type)
+        most = own.clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX, self._island.group)  # Once in a run: not counted.
+        return most.equal(own) and all(
+            elements == reduce.elements(self._shards)
+            for reduce, each in zip(self._reduces, self._taken, strict=True)
+            for elements in each
+        )
 
     @contextmanager
     def incoming(self) -> Iterator[GradientSums]:
@@ -103,9 +138,25 @@ class _MeasuringReduceScatter:
     Its input has a row for each shard, padded with zeros.
     """
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, parameters: Sequence[Tensor]) -> None:
+        """
+        Args:
+            traffic: Where bytes are counted.
+            parameters: The module's own.
+        """
         self.norms: GradientSums | None = None
-        self._traffic = traffic
+        self._traffic, self._parameters = traffic, parameters
+        self._taken: list[int] = []
+
+    def taken(self) -> list[int]:
+        """Elements of each input since the last call."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def elements(self, shards: int) -> int:
+        """Elements of an input with all parameters that have a gradient now, padded."""
+        used = [parameter for parameter in self._parameters if parameter.grad is not None]
+        return sum(-(-len(each) // shards) * shards * each.shape[1:].numel() for each in used)
 
     allocate = staticmethod(_allocate)
 
@@ -117,6 +168,7 @@ class _MeasuringReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> Any:
+        self._taken.append(input_tensor.numel())
         if self.norms is not None:
             self.norms.add(squares(input_tensor))  # Padding is zero and adds nothing.
         self._traffic.inside += num_bytes([input_tensor])

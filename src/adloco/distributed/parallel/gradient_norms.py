@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adloco.distributed.dtensor import local
+from adloco.errors import require
 
 SQUARED_AT_ONCE = 2**24
 """Elements of kept gradients above which they are squared: 64 MiB in float32, and the last one."""
@@ -73,6 +74,7 @@ class GradientSums:
         self._parts: list[Tensor] = []
         self._kept: dict[int, Tensor] = {}
         self._elements = 0
+        self._seen: set[int] = set()
 
     def add(self, part: Tensor) -> None:
         """Add a scalar tensor, without waiting for its device."""
@@ -80,10 +82,19 @@ class GradientSums:
 
     def add_square(self, index: int, gradient: Tensor) -> None:
         """Add |g|^2 of a parameter's gradient. Several are squared at once, because on a GPU each
-        call costs more than its arithmetic: before the next pass, which may write into them.
+        call costs more than its arithmetic.
+
+        Raises:
+            ValueError: The parameter had another part of its gradient since the last `take`, whose
+                square alone says nothing.
         """
-        if index in self._kept:
-            self._square()
+        require(
+            index not in self._seen,
+            "a parameter gets its gradient in parts, as from a block that is used twice under "
+            "checkpoint(..., use_reentrant=True), whose norm the test cannot take; set "
+            "use_reentrant=False there",
+        )
+        self._seen.add(index)
         self._kept[index] = gradient
         self._elements += gradient.numel()
         if self._elements > SQUARED_AT_ONCE:
@@ -98,7 +109,7 @@ class GradientSums:
 
     def drop(self) -> None:
         """Forget what was added since the last call of `take`."""
-        self._parts, self._kept, self._elements = [], {}, 0
+        self._parts, self._kept, self._elements, self._seen = [], {}, 0, set()
 
     def _square(self) -> None:
         self._parts += squared_norms([*self._kept.values()])

@@ -72,7 +72,7 @@ class WholeModel(Engine):
             # DDP would leave these buckets different on each replica, and raise a step later.
             raise ValueError(
                 "some parameters got no gradient, which replicas cannot add up; "
-                "freeze them (requires_grad False), or use shards"
+                "freeze them (requires_grad False), or use shards if no micro-batch uses them"
             )
 
     @contextmanager
