@@ -98,7 +98,7 @@ def test_flags_override_and_keep_their_types() -> None:
         ("sgd", {"lr", "weight_decay", "momentum"}),
         (
             "muon",
-            {"lr", "weight_decay", "momentum", "betas", "exclude", "split"},
+            {"lr", "adamw_ratio", "weight_decay", "momentum", "betas", "exclude", "split"},
         ),
     ],
 )

@@ -198,6 +198,8 @@ class CapturedPasses:
             for parameter in self._parameters:
                 parameter.grad = None
             compute(own, share)  # Libraries choose their kernels on the first call.
+            if sums:
+                sums.drop()
             for parameter in self._parameters:
                 # A parameter that gets no gradient is not updated either.
                 if parameter.grad is not None and parameter not in self._gradients:
