@@ -75,7 +75,7 @@ def test_a_gradient_that_comes_in_parts_is_refused(reentrant: bool) -> None:
     gradients = torch.autograd.grad(block(block(inputs)).sum(), parameters)
     with incoming_gradients(parameters) as incoming:
         if reentrant:
-            with pytest.raises(ValueError, match="set use_reentrant=False there"):
+            with pytest.raises(ValueError, match="use_reentrant=True., where False is right"):
                 loss().backward()
         else:
             loss().backward()

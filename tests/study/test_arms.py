@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.study.arms import parse_arm, plan_runs
@@ -43,6 +44,9 @@ def test_a_folder_follows_from_the_settings(tmp_path: Path) -> None:
     assert [run.seed for run in plan_runs(["diloco"], [("run.seed", "7")], 2, tmp_path)] == [7, 8]
     (own,) = plan_runs(["diloco@--inner.lr 0.5"], [("inner.lr", "0.1")], 1, tmp_path)
     assert own.recipe.inner.lr == 0.5, "an arm's own setting is the stronger one"
+    common = [("inner.lr", "0.1"), ("inner.momentum", "0.5")]
+    (own,) = plan_runs(["diloco@--inner.optimizer adamw"], common, 1, tmp_path)
+    assert own.recipe.inner == InnerAdamW(lr=0.1), "and takes the common ones that its class has"
 
 
 def test_bad_arms(tmp_path: Path) -> None:

@@ -21,6 +21,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 _open: ContextVar["OwnDropout | None"] = ContextVar("open", default=None)
+_alike = ContextVar("alike", default=False)
+"""True in a pass that is computed again with the same draws, and in that second one."""
+
+
+def _computed_again_otherwise() -> bool:
+    """True in a checkpoint of a model's own, whose second pass knows no generator but torch's."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return not _alike.get() and (hooks is not None or not torch.is_grad_enabled())
 
 
 class OwnDropout(TorchFunctionMode):
@@ -32,8 +40,6 @@ class OwnDropout(TorchFunctionMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
-        self.drew = False
-        """True as soon as something was dropped, or could have been."""
 
     def __enter__(self) -> "OwnDropout":
         self._token = _open.set(self)
@@ -52,6 +58,8 @@ class OwnDropout(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if _computed_again_otherwise():
+            return func(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
             # Its body runs outside of this context, so it gets its dropout and attention by name.
             own = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention}
@@ -74,7 +82,6 @@ class OwnDropout(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return input
-        self.drew = True
         if p == 1:
             return input.mul_(0) if inplace else input * 0
         kept = torch.empty_like(input).bernoulli_(1 - p, generator=self._generator).div_(1 - p)
@@ -150,7 +157,22 @@ def recomputed_alike() -> tuple[AbstractContextManager[Any], AbstractContextMana
     The second one makes the recomputation draw the same masks as the first pass.
     """
     draws = _open.get()
-    return nullcontext(), draws.again() if draws else nullcontext()
+    return _Alike(nullcontext()), _Alike(draws.again() if draws else nullcontext())
+
+
+class _Alike(AbstractContextManager[None]):
+    """A context within another one, in which passes are known to draw the same."""
+
+    def __init__(self, inner: AbstractContextManager[Any]) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        self._token = _alike.set(True)
+        self._inner.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._inner.__exit__(*exception)
+        _alike.reset(self._token)
 
 
 def mixed_seed(*parts: object) -> int:

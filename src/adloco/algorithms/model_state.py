@@ -130,21 +130,37 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def complete_state(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters that had no gradient yet the state before a first step, zeros, as far as
     another parameter shows what it consists of.
+
+    Raises:
+        ValueError: The optimizer does not begin with zeros.
     """
-    known = next(((owner, state) for owner, state in optimizer.state.items() if state), None)
-    if known is None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    missing = [parameter for parameter in parameters if not optimizer.state.get(parameter)]
+    # Of a parameter without dimensions a count of steps looks like a moment.
+    known = [(owner, state) for owner, state in optimizer.state.items() if state and owner.ndim]
+    if not (missing and known):
         return
-    owner, shown = known
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not optimizer.state.get(parameter):
-                optimizer.state[parameter] = {
-                    key: torch.zeros_like(parameter, dtype=value.dtype)
-                    if value.shape == owner.shape
-                    else torch.zeros_like(value)
-                    for key, value in shown.items()
-                    if isinstance(value, Tensor)
-                }
+    require(
+        _begins_with_zeros(optimizer),
+        f"the states of {type(optimizer).__name__} cannot be averaged where some parameters had no "
+        "gradient yet; set merge.inner_state keep or reset",
+    )
+    owner, shown = known[0]
+    for parameter in missing:
+        optimizer.state[parameter] = {
+            key: torch.zeros_like(parameter, dtype=value.dtype)
+            if value.shape == owner.shape
+            else torch.zeros_like(value)
+            for key, value in shown.items()
+            if isinstance(value, Tensor)
+        }
+
+
+def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
+    """True for SGD without dampening, Adam and Muon."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return not any(group["dampening"] for group in optimizer.param_groups)
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, ShortAdamW, Muon)
 
 
 def _float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor]]:
@@ -176,14 +192,9 @@ def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 def forget(optimizer: torch.optim.Optimizer) -> None:
     """Forget an optimizer's state: it goes on as if it began.
 
-    SGD without dampening, Adam and Muon begin with zeros and keep these, because a merge averages
-    them with the states of others.
+    Those that begin with zeros keep these, because a merge averages them with the states of others.
     """
-    if isinstance(optimizer, torch.optim.SGD):
-        zeros = not any(group["dampening"] for group in optimizer.param_groups)
-    else:
-        zeros = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, ShortAdamW, Muon)
-    if not zeros:
+    if not _begins_with_zeros(optimizer):
         optimizer.state.clear()
     for tensor in optimizer_tensors(optimizer):
         tensor.zero_()
@@ -219,11 +230,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
         for index, entry in saved["state"].items()
     }
-    # The optimizer keeps its own rate, and its own choice of kernels, because that depends on the
-    # placement: fused kernels cannot handle sharded tensors.
+    # The optimizer keeps its own rate, unless a scheduler of torch's was attached to the saved one,
+    # and its own choice of kernels, because that depends on the placement: fused kernels cannot
+    # handle sharded tensors.
+    kept = {"fused", "foreach"}
     own = [
-        {key: group[key] for key in ("lr", "fused", "foreach") if key in group}
-        for group in optimizer.param_groups
+        {key: group[key] for key in (kept if "initial_lr" in was else kept | {"lr"}) & group.keys()}
+        for group, was in zip(optimizer.param_groups, saved["param_groups"], strict=True)
     ]
     groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]
     # A copy, because torch would otherwise use the given tensors as its state.

@@ -26,7 +26,7 @@ from adloco.algorithms.cuda_graphs import (
     can_capture,
     has_graphs,
 )
-from adloco.algorithms.dropout import OwnDropout, own_dropout, uses_dropout
+from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
@@ -121,10 +121,7 @@ class Worker:
         self._unread: list[Callable[[], list[float]]] = []
         self.engine = engine
         problem = settings.problem
-        known = engine.compiles or problem.replayable
-        self._drops = True if uses_dropout(model) else False if known else None
-        """True if the model drops out; None until a pass has shown it, because a model's own code
-        can have a rate that no module has."""
+        self._drops = uses_dropout(model)
         self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
         replayable = problem.replayable and not (self._drops or self._statistics)
         self._passes: CapturedPasses | None = None
@@ -347,17 +344,15 @@ class Worker:
         has this share of the worker's samples. Returns its part of the mean loss.
         """
         with (
-            self._own_dropout(offset) as dropout,
+            self._own_dropout(offset),
             autocast(self._settings.device, self._settings.execution.autocast),
         ):
             loss: Tensor = self._loss_fn(self.engine.forward, batch) * share
         loss.backward()  # type: ignore[no-untyped-call]
-        if dropout:
-            self._drops = self._drops or dropout.drew
         return loss.detach()
 
-    def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[OwnDropout | None]:
-        if self._drops is False:
+    def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
+        if not self._drops:
             return contextlib.nullcontext()
         return own_dropout(
             self._settings.execution.seed,

@@ -87,9 +87,8 @@ class Probe(RanksCommand):
         console.print(table)
         budget = f"a budget of {found.budget_bytes / 2**20:,.0f} MiB for each worker of a rank"
         largest = found.max_micro_batch
-        no_more = ""
-        if all(row.fits for row in found.measured):
-            no_more = "; batch.maximum allows no larger one, memory may"
+        bounded = largest == found.largest
+        no_more = "; batch.maximum allows no larger one, memory may" if bounded else ""
         console.print(
             f"largest micro-batch: {largest} samples within {budget}{no_more}\n"
             f'use it with --switch.max_micro_batch {largest}, or "auto"',

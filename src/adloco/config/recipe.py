@@ -5,7 +5,7 @@ A recipe is a set of settings in sections; `adloco.config.sections` lists all of
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -60,13 +60,17 @@ def read_values(recipe: str) -> Values:
     return values | {"run": named}
 
 
-def override(values: Values, flags: Sequence[tuple[str, Any]]) -> Values:
+def override(
+    values: Values, flags: Sequence[tuple[str, Any]], kept: Collection[str] = ()
+) -> Values:
     """Replace values of a recipe by those of command-line flags, or by values from Python.
 
     Args:
         values: The recipe's sections, as from `read_values`.
         flags: (section.key, value) of each flag, in order; of equal names the last one counts. A
             text is read as on the command line.
+        kept: Names of values that were given by hand, too: they stay where a flag replaces their
+            class by one that knows them.
     """
     result = {section: dict(content) for section, content in values.items()}
     given: Values = {}
@@ -77,14 +81,17 @@ def override(values: Values, flags: Sequence[tuple[str, Any]]) -> Values:
         )
         given.setdefault(section, {})[key] = FlagText(value) if isinstance(value, str) else value
     for section, content in given.items():
-        result[section] = _known_to_choice(section, result.get(section, {}), content) | content
+        stays = {name.partition(".")[2] for name in kept if name.startswith(f"{section}.")}
+        old = _known_to_choice(section, result.get(section, {}), content, stays)
+        result[section] = old | content
     return result
 
 
 def _known_to_choice(
-    section: str, values: Mapping[str, Any], flags: Mapping[str, Any]
+    section: str, values: Mapping[str, Any], flags: Mapping[str, Any], stays: Collection[str]
 ) -> dict[str, Any]:
-    """Leave out the recipe's settings of a class that a flag replaces by another one.
+    """Leave out the recipe's settings of a class that a flag replaces by another one, but for those
+    that stay and that this one knows.
 
     With --inner.optimizer sgd in a recipe of AdamW, those of AdamW would be errors, or, as its
     learning rate, the wrong values. Misspelt ones still are errors.
@@ -94,6 +101,7 @@ def _known_to_choice(
         return dict(values)
     chosen, replaced = (_classes(section, each)[choice.part] for each in (flags, values))
     own = {field.name for field in fields(replaced)} if chosen is not replaced else set()
+    own -= {field.name for field in fields(chosen)} & {*stays}
     return {key: value for key, value in values.items() if key not in own}
 
 

@@ -34,6 +34,8 @@ class Probe:
     """Memory that one worker may take."""
     measured: tuple[Measured, ...]
     """Every size that was measured, in rising order."""
+    largest: int
+    """The largest that was asked for, because of batch.maximum."""
 
 
 def probe(opened: Opened, on_micro_batch: Callable[[int], None] = lambda size: None) -> Probe:
@@ -66,7 +68,9 @@ def probe(opened: Opened, on_micro_batch: Callable[[int], None] = lambda size: N
     # batch.maximum.
     largest = math.ceil(recipe.guards.maximum / placement.ranks_per_worker)
     found, measured = largest_micro_batch(measure, limit_bytes=limit, largest=largest)
-    return Probe(max_micro_batch=found, budget_bytes=budget, measured=tuple(measured))
+    return Probe(
+        max_micro_batch=found, budget_bytes=budget, measured=tuple(measured), largest=largest
+    )
 
 
 def _limits(opened: Opened) -> tuple[int, int]:

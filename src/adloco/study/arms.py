@@ -157,11 +157,12 @@ def planned_run(
         recipe: A file, or the name of a shipped recipe.
         common: Settings of all arms.
         changes: The arm's own settings, which are stronger. If they choose another class, for
-            instance another batch.rule, the common settings of the class before are left out.
+            instance another batch.rule, the common settings that it lacks are left out.
         seed: Number that is added to run.seed.
         folder: The study's folder.
     """
-    values = override(override(read_values(recipe), common), changes)
+    everywhere = [name for name, _ in common]
+    values = override(override(read_values(recipe), common), changes, everywhere)
     first = build_recipe(values)
     first.schedule_tokens()  # What cannot be trained is refused before anything is.
     seed += first.run.seed

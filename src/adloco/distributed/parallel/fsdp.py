@@ -53,6 +53,8 @@ class ShardedModel(Engine):
         self._reduces: list[_MeasuringReduceScatter] = []
         self._taken: list[list[int]] = []
         """Elements of each reduce-scatter of the first micro-batch, by module."""
+        self._alike = True
+        """True while those of all others were the same."""
         self._used: list[bool] = []
         """Whether parameters had gradients in the first step."""
         self._shards = island.mesh[names[1]].size()
@@ -83,8 +85,9 @@ class ShardedModel(Engine):
         yield
         taken = [reduce.taken() for reduce in self._reduces]
         self._taken = self._taken or taken
+        self._alike = self._alike and taken == self._taken
         require(
-            taken == self._taken and (not last or self._uses_alike()),
+            not last or self._uses_alike(),  # Asked for on all ranks, or the others would wait.
             "some parameters got a gradient on some micro-batches only, which shards cannot add "
             "up; freeze them (requires_grad False), or let every micro-batch use all of them",
         )
@@ -96,16 +99,20 @@ class ShardedModel(Engine):
         """
         used = [parameter.grad is not None for parameter in self._parameters]
         if self._used:
-            return used == self._used
+            return self._alike and used == self._used
         self._used = used
         own = torch.tensor([*used, *map(len, self._taken), *map(sum, self._taken)])
         own = torch.cat([own, -own]).to(self._island.mesh.device_type)
         most = own.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX, self._island.group)  # Once in a run: not counted.
-        return most.equal(own) and all(
-            elements == reduce.elements(self._shards)
-            for reduce, each in zip(self._reduces, self._taken, strict=True)
-            for elements in each
+        return (
+            self._alike
+            and most.equal(own)
+            and all(
+                elements == reduce.elements(self._shards)
+                for reduce, each in zip(self._reduces, self._taken, strict=True)
+                for elements in each
+            )
         )
 
     @contextmanager

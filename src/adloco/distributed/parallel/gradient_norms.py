@@ -90,9 +90,9 @@ class GradientSums:
         """
         require(
             index not in self._seen,
-            "a parameter gets its gradient in parts, as from a block that is used twice under "
-            "checkpoint(..., use_reentrant=True), whose norm the test cannot take; set "
-            "use_reentrant=False there",
+            "a parameter gets its gradient in parts, whose norm the test cannot take: from a block "
+            "that is used twice under checkpoint(..., use_reentrant=True), where False is right, "
+            "or from several backward passes, for instance torch.autograd.grad in the loss",
         )
         self._seen.add(index)
         self._kept[index] = gradient
@@ -101,7 +101,9 @@ class GradientSums:
             self._square()
 
     def take(self) -> Tensor:
-        """The sum since the last call, a float64 scalar on the device."""
+        """The sum since the last call, a float64 scalar on the device. Each pass is followed by a
+        call.
+        """
         self._square()
         total = _total(self._parts)
         self.drop()
