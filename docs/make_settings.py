@@ -13,7 +13,8 @@ PAGE = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
 
 Every setting that a recipe can have, by section; `--section.key VALUE` sets it on a line.
-A setting with a *With* belongs to a choice, such as a wire format, and exists where that is chosen; a flag that chooses another one drops what a recipe sets of the first.
+A setting with a *With* belongs to a choice, such as a wire format, and exists where that is chosen.
+A flag that chooses another one drops what the recipe sets of the first.
 Defaults are the program's; `adloco config RECIPE` marks where a shipped recipe differs.
 This page is written by [make_settings.py](make_settings.py).
 """
