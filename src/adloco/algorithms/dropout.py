@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 _open: ContextVar["OwnDropout | None"] = ContextVar("open", default=None)
 _alike = ContextVar("alike", default=False)
-"""True in a pass that is computed again with the same draws, and in that second one."""
+"""True in a pass that will be computed again with the same draws, and in that second one."""
 
 
 def _computed_again_otherwise() -> bool:
