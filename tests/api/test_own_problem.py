@@ -169,6 +169,7 @@ def test_islands_are_those_of_the_problem(settings: dict[str, Any]) -> None:
     """A gate compares the workers of an island with one another alone, here two by two; over all
     six it leaves out one of the two that differ.
     """
+    pytest.importorskip("adloco.lab.gate")
     settings |= {WORKERS: 6, "tokens": 48 * 5, "batch.initial": 48, "outer.gate": True}
     settings |= {"inner.optimizer": "adamw", "inner.lr": 1e-2, "outer.update": "mean"}
     left_out = []
