@@ -26,7 +26,8 @@ trained: the final runs of frontier.py whose step has twice ddp's tokens (0.13M 
 0.87M with 0.6M), two of its trials (0.87M with 2.4M, as many tokens in a step), gpu.py's stages
 loss-30M-single, which is ddp on one device, and loss-30M-diloco (23.9M), and runs of `--run`: with
 float32 on the wire (fp32-h3, and fp32-h1 without steps between syncs), with rounds of one length
-(int1-h5), and with more tokens in a step.
+(int1-h5), and with more tokens in a step. Methods that end with a2 or a4 have so many times the
+rate for what AdamW trains.
 """
 
 import csv
@@ -78,6 +79,7 @@ class Method:
     """Outer rates, each with its Nesterov momentum; none in training without an outer step."""
     sync_every: int = 0
     growth: float = 0.0
+    adamw_ratio: float = 1.0
 
 
 RATES = (2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2, 2.2e-2, 3.2e-2, 4.5e-2, 6.4e-2)
@@ -109,6 +111,11 @@ METHODS = {
             ("fp32-h3", "diloco", 2048, 3, 1.0),
         )
     },
+}
+METHODS |= {
+    f"{name}-a{ratio}": replace(METHODS[name], adamw_ratio=ratio)
+    for name in ("ddp", "int1-h3")
+    for ratio in (2, 4)
 }
 """ddp-2048 has as many tokens in a step as the arms that send less: its gap is the batch's part of
 theirs. ddp-outer is DiLoCo with one worker, whose gradients are reduced at every step. int1-h3
@@ -169,7 +176,8 @@ class Run:
             more=f"evaluation.windows={self.windows} "
             f"model.hidden_size={width} model.intermediate_size={width * 11 // 4} "
             f"model.num_layers={layers} data.context_tokens={context} "
-            f"method.workers_per_trainer={self.workers}",
+            f"method.workers_per_trainer={self.workers}"
+            + (f" inner.adamw_ratio={ratio:g}" if (ratio := method.adamw_ratio) != 1 else ""),
         )
         return replace(trial.spec(self.seed), tokens=self.tokens)
 
@@ -325,7 +333,7 @@ def store(row: Mapping[str, str], file: Path) -> None:
 class Gap:
     """The loss of a method against ddp's with the same size, tokens and seeds."""
 
-    row: Mapping[str, str]
+    row: Row
     """The row of one of its seeds."""
     loss: float
     """The mean over the seeds."""

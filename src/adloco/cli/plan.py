@@ -133,18 +133,19 @@ def _plan(arguments: Plan, file: Path) -> int:
         )
         plan = make_plan(found, workload, cluster, target, measured)
         if size:
-            plan = replace(plan, other_model=model_text(size))
+            reasons = (*plan.reasons, model_text(size))
+            plan = replace(plan, reasons=reasons, has_model=False)
         page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
     console.print(f"recommended: {plan.chosen.candidate.label}", soft_wrap=True)
-    for sentence in filter(None, [*plan.reasons, plan.other_model, crossing_text(plan)]):
+    for sentence in filter(None, [*plan.reasons, crossing_text(plan)]):
         say(console, sentence, indent="  ")
     console.print("assumed (the page has all):", soft_wrap=True)
     for sentence in target.assumptions:
         say(console, sentence, indent="  ")
     console.print(str(page), soft_wrap=True)
-    if not plan.other_model:
+    if plan.has_model:
         command = shlex.join(["adloco", "train", str(page.with_name("recipe.toml"))])
         console.print(f"train it: {command}", soft_wrap=True)
     return 0

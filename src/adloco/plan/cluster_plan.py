@@ -41,9 +41,8 @@ class Plan:
     condition: str = ""
     """The batches for which alone the figures hold, as an end of a sentence; empty if the target
     knows what batches cost."""
-    other_model: str = ""
-    """What to do about the recipe's model, which is not the planned one, as a sentence; empty if it
-    is."""
+    has_model: bool = True
+    """False if the recipe's model is not the one that was planned."""
 
 
 def make_plan(

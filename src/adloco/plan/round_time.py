@@ -24,7 +24,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -149,12 +149,11 @@ def mean_round(
     shorter = round_time(cluster, step_seconds, steps, sync)
     if not part:
         return shorter
-    longer = round_time(cluster, step_seconds, steps + 1, sync)
-    pairs = zip(astuple(shorter), astuple(longer), strict=True)
+    longer = asdict(round_time(cluster, step_seconds, steps + 1, sync))
     return RoundTime(
         **{
-            each.name: (1 - part) * one + part * other
-            for each, (one, other) in zip(fields(RoundTime), pairs, strict=True)
+            name: (1 - part) * seconds + part * longer[name]
+            for name, seconds in asdict(shorter).items()
         }
     )
 

@@ -62,7 +62,7 @@ def recipe_text(plan: Plan) -> str:
     reasons.
     """
     chosen = plan.chosen.candidate
-    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons, plan.other_model]
+    reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons]
     comment = "".join(f"# {line}\n" for reason in reasons for line in reason.splitlines())
     budget = replace(
         chosen.recipe.run, tokens=math.ceil(plan.chosen.tokens), rounds=0, inner_steps=0, syncs=0
@@ -70,7 +70,7 @@ def recipe_text(plan: Plan) -> str:
     schedule = replace(chosen.recipe.learning_rate, total_tokens=0)
     recipe = replace(chosen.recipe, run=budget, learning_rate=schedule)
     text = to_toml(recipe)
-    if plan.other_model:  # Without a shape nothing trains it by mistake.
+    if not plan.has_model:  # Without a shape nothing trains it by mistake.
         text = re.sub(r'(?<=\[model\]\nsource = "llama"\n)shape = .*', 'shape = ""', text)
     return f"{comment}\n{text}"
 

@@ -111,8 +111,8 @@ def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
         ],
         "chosen": chosen.candidate.label,
         "cards": [(column, show(chosen)) for column, show in _columns(plan).items()],
-        "reasons": [*plan.reasons, *filter(None, [plan.other_model, crossing_text(plan)])],
-        "command": "" if plan.other_model else command,
+        "reasons": [*plan.reasons, *filter(None, [crossing_text(plan)])],
+        "command": command if plan.has_model else "",
         "on_islands": f"torchrun --nnodes {plan.cluster.islands} --nproc-per-node {ranks} "
         f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m {command}",
         "best": best_table(plan),

@@ -59,6 +59,7 @@ class ShardedModel(Engine):
         """Whether parameters had gradients in the first step."""
         self._shards = island.mesh[names[1]].size()
         taken: set[Tensor] = set()
+        traffic = island.traffic
         for module in (*blocks(model), model):
             assert isinstance(module, FSDPModule)
             own = [parameter for parameter in trainable(module) if parameter not in taken]
@@ -67,10 +68,10 @@ class ShardedModel(Engine):
             # by the number of ranks, or let the collective do it.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            self._reduces.append(_MeasuringReduceScatter(island.traffic, own))
+            self._reduces.append(_MeasuringReduceScatter(traffic, own))
             # FSDP2's protocols for these classes are not public.
             module.set_custom_reduce_scatter(self._reduces[-1])  # type: ignore[arg-type]
-            module.set_custom_all_gather(_CountingAllGather(island.traffic))  # type: ignore[arg-type]
+            module.set_custom_all_gather(_CountingAllGather(traffic))  # type: ignore[arg-type]
             if island.replicas > 1:
                 # FSDP2 calls this after the all-reduce over replicas.
                 module.set_all_reduce_hook(self._count)
@@ -101,7 +102,7 @@ class ShardedModel(Engine):
         if self._used:
             return self._alike and used == self._used
         self._used = used
-        own = torch.tensor([*used, *map(len, self._taken), *map(sum, self._taken)])
+        own = torch.tensor([*used, *map(sum, self._taken)])
         own = torch.cat([own, -own]).to(self._island.mesh.device_type)
         most = own.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX, self._island.group)  # Once in a run: not counted.

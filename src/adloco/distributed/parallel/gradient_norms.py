@@ -72,7 +72,7 @@ class GradientSums:
 
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
-        self._kept: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
         self._elements = 0
         self._seen: set[int] = set()
 
@@ -95,7 +95,7 @@ class GradientSums:
             "or from several backward passes, for instance torch.autograd.grad in the loss",
         )
         self._seen.add(index)
-        self._kept[index] = gradient
+        self._kept.append(gradient)
         self._elements += gradient.numel()
         if self._elements > SQUARED_AT_ONCE:
             self._square()
@@ -111,11 +111,11 @@ class GradientSums:
 
     def drop(self) -> None:
         """Forget what was added since the last call of `take`."""
-        self._parts, self._kept, self._elements, self._seen = [], {}, 0, set()
+        self._parts, self._kept, self._elements, self._seen = [], [], 0, set()
 
     def _square(self) -> None:
-        self._parts += squared_norms([*self._kept.values()])
-        self._kept, self._elements = {}, 0
+        self._parts += squared_norms(self._kept)
+        self._kept, self._elements = [], 0
 
 
 @contextmanager
