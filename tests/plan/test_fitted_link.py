@@ -72,7 +72,7 @@ def test_the_constants_of_the_rows_are_those_of_the_plan(measure: Measure) -> No
         return 0.5 * every / seconds(every, bits)
 
     value = seconds if measure == "round_seconds" else utilisation
-    links = fitted(rows("diloco", value, (5, 20, 100), measure))
+    links = fitted(rows("diloco-fp32", value, (5, 20, 100), measure))
     found = planned(links, "diloco", 50, "fp32", on(50e6))
     assert found.round.total == pytest.approx(25 + 0.3 + 72 / 50)
     assert found.round.computing == pytest.approx(25)
@@ -88,7 +88,7 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
     def utilisation(every: float, bits: float) -> float:
         return 0.5 * every / (0.55 * every + 0.2 * every**0.5 + 48e6 / bits)
 
-    links = fitted(rows("diloco", utilisation, (1, 4, 16, 64), "compute_utilisation"))
+    links = fitted(rows("diloco-fp32", utilisation, (1, 4, 16, 64), "compute_utilisation"))
     found = planned(links, "diloco", 36, "fp32", on(20e6))
     assert found.round.waiting == pytest.approx(0.2 * 6, rel=1e-3)
     assert found.round.total == pytest.approx(0.55 * 36 + 0.2 * 6 + 2.4, rel=1e-3)
@@ -110,7 +110,7 @@ def test_a_plan_hides_what_was_hidden(measure: Measure) -> None:
         return 0.5 * every / seconds(every, bits)
 
     value = seconds if measure == "round_seconds" else utilisation
-    links = fitted(rows("diloco", value, (1, 2, 5, 20, 100), measure))
+    links = fitted(rows("diloco-fp32", value, (1, 2, 5, 20, 100), measure))
     for every in (4, 50):
         found = planned(links, "diloco", every, "fp32", on(40e6)).round.total
         assert found == pytest.approx(seconds(every, 40e6)), every

@@ -112,7 +112,7 @@ def test_the_losses_of_a_run_that_count(
             [("wire.format", "int4"), ("outer.lr", "0.5")],
             "2 workers, outer.update optimizer, outer.lr 0.5, "
             "outer.options {'momentum': 0.6, 'nesterov': True}, wire.format int4",
-            20,
+            10,
         ),
         (
             "adloco",

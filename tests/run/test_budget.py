@@ -155,9 +155,12 @@ def test_a_plan_of_batches_that_is_cut_is_noticed(rule: str, cut: bool, small: l
 
 
 def test_a_run_made_longer_is_the_longer_run(small: list[str], tmp_path: Path) -> None:
-    """Bit for bit, where its first part ends with a whole round: 4096 tokens are four rounds."""
+    """Bit for bit, where its first part ends with a whole round, after which nothing has to be
+    averaged: 4096 tokens are four rounds.
+    """
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ["train", "diloco", *small, *CONSTANT, "--evaluation.every", "1"]
+    words += ["--wire.format", "fp32"]
     # One length of schedule, so that the recipes are equal but for the budget.
     words += ["--learning_rate.total_tokens", "8192"]
     assert main([*words, "--run.tokens", "8192", "--run.folder", str(whole)]) == 0
