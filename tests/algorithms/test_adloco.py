@@ -475,6 +475,31 @@ def test_every_trainer_starts_from_the_same_parameters() -> None:
         assert params_of(run, trainer).equal(params_of(run, 0))
 
 
+@pytest.mark.parametrize("hook", [True, False])
+def test_hooks_and_attributes_of_parameters_are_those_of_every_worker(hook: bool) -> None:
+    """One weight stays: by a hook that masks its gradient, or by a rate that `inner` reads."""
+    stays = torch.tensor([[0.0, 1.0, 1.0]])
+
+    def build() -> nn.Module:
+        model = linear()
+        if hook:
+            model.weight.register_hook(lambda gradient: gradient * stays)  # type: ignore[operator]
+        model.weight.scale = stays  # type: ignore[union-attr]
+        return model
+
+    def inner(model: Any) -> list[torch.optim.Optimizer]:
+        if not hook:
+            model.weight.register_hook(lambda gradient: gradient * model.weight.scale)
+        return sgd(0.05)(model)
+
+    run = make_run(build_model=build, inner=inner, workers_per_trainer=3)
+    assert run.round() is not None
+    for worker in run.workers.values():
+        weight: Any = worker.model.weight
+        moved = weight.ne(linear().weight)
+        assert moved.tolist() == [[False, True, True]]
+
+
 def test_frozen_parameters_stay_and_send_nothing() -> None:
     def build() -> nn.Module:
         model = linear()
@@ -583,8 +608,13 @@ def test_inner_optimizers_that_leave_out_or_repeat_a_parameter(
     def inner(model: Any) -> list[torch.optim.Optimizer]:
         return [torch.optim.SGD(model[layer].parameters(), lr=0.1) for layer in layers]
 
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+
     with pytest.raises(ValueError, match=f"inner must give each trainable parameter .*{message}"):
-        make_run(build_model=lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), inner=inner)
+        make_run(build_model=build, inner=inner)
+    with pytest.raises(ValueError, match=r"outer must give .* gives 1.bias 0 times"):
+        make_run(build_model=build, outer=lambda parameters: torch.optim.SGD(parameters[:3], lr=1))
 
 
 def test_autocast_to_float16_is_refused() -> None:
@@ -778,9 +808,9 @@ def test_a_stop_before_a_state_is_loaded_does_not_stop_what_follows() -> None:
 
 def test_a_state_is_continued_with_the_rates_of_the_new_run() -> None:
     """Without a schedule, too: the rate that is reported is the one that is used."""
-    first = make_run(inner=adamw(1e-2), outer=outer_sgd(0.7))
+    first = make_run(inner=adamw(1e-2), outer=outer_sgd(0.7, 0.9))
     first.round()
-    second = make_run(inner=adamw(1e-4), outer=outer_sgd(0.1))
+    second = make_run(inner=adamw(1e-4), outer=outer_sgd(0.1, 0.3))
     second.load_state_dict(first.state_dict())
     report = second.round()
     assert report is not None and report.trainers[0].learning_rate == 1e-4
@@ -788,3 +818,4 @@ def test_a_state_is_continued_with_the_rates_of_the_new_run() -> None:
     outer = second.trainers[0].outer.optimizer
     assert outer is not None
     assert (optimizer.param_groups[0]["lr"], outer.param_groups[0]["lr"]) == (1e-4, 0.1)
+    assert outer.param_groups[0]["momentum"] == 0.3

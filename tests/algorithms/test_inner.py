@@ -398,6 +398,15 @@ def test_muon_takes_no_embedding_and_no_head_of_other_names(
     assert [name for name in names if not any(part in name for part in layers)] == taken
 
 
+def test_a_state_of_another_optimizer_is_refused() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    parameters[0].grad = torch.ones(2)
+    before = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    before.step()
+    with pytest.raises(ValueError, match=r"with dampening, momentum, nesterov, which Adam has not"):
+        load_optimizer(torch.optim.Adam(parameters), before.state_dict())
+
+
 def test_a_state_of_an_optimizer_that_takes_other_parameters_is_refused() -> None:
     """As that of a run whose Muon took embeddings."""
     model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in ("embed", "body")})

@@ -123,7 +123,20 @@ def test_runs_of_a_problem_are_compared(settings: dict[str, Any], tmp_path: Path
     assert (tmp_path / "both" / "compare.html").exists()
 
 
+def test_the_random_numbers_of_the_caller_go_on(settings: dict[str, Any]) -> None:
+    """A test set that is drawn after training is not the training set that was drawn before."""
+    torch.manual_seed(settings.setdefault("seed", 3))
+    before = torch.randn(4)
+    adloco.train("diloco", problem=a_problem(), **settings)
+    after = torch.randn(4)
+    torch.manual_seed(settings["seed"])
+    assert torch.equal(torch.cat([before, after]), torch.cat([torch.randn(4), torch.randn(4)]))
+
+
 def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match=r"^problem\.build_model must make a new model each time"):
+        adloco.train("diloco", problem=a_problem(build_model=lambda: model), **settings)
     with pytest.raises(ValueError, match=r"problem\.validation must have at least one batch"):
         adloco.train("diloco", problem=a_problem(validation=()), **settings)
     with pytest.raises(ValueError, match="gives nan for the first validation batch"):

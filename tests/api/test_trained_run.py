@@ -53,6 +53,7 @@ def test_without_pandas_a_sentence_says_what_to_install(
 
 def test_the_model_is_the_one_that_was_evaluated(run: adloco.TrainedRun) -> None:
     assert isinstance(run.model, nn.Module)
+    assert not run.model.training, "dropout and running statistics would change what it says"
     last = run.records[-1]
     assert run.evaluate()["loss"] == pytest.approx(last["val_loss"], rel=1e-6)
     assert last["trainers"][run.trainer]["val_loss"] == last["val_loss"]

@@ -1,8 +1,14 @@
-"""Errors that say that memory ran out, and the device of a run that was trained elsewhere."""
+"""Errors that say that memory ran out, batches on a device, and the device of a run that was
+trained elsewhere.
+"""
+
+from collections import namedtuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
+from adloco.distributed.device import to_device
 from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.run.environment import device_here
 
@@ -19,6 +25,15 @@ from adloco.run.environment import device_here
 )
 def test_which_errors_say_that_memory_ran_out(error: RuntimeError, memory: bool) -> None:
     assert ran_out_of_memory(error) == memory
+
+
+def test_a_batch_keeps_its_types_on_a_device() -> None:
+    batch = namedtuple("Batch", "texts parts")(["a"], {"packed": pack_sequence([torch.ones(2)])})
+    moved = to_device((batch, [torch.zeros(1)]), torch.device("cpu"))
+    assert [type(each).__name__ for each in (*moved, moved[0].parts["packed"])] == [
+        *("Batch", "list", "PackedSequence")
+    ]
+    assert moved[0].texts == ["a"]
 
 
 def test_a_run_of_another_machine_is_read_on_a_device_of_this_one(

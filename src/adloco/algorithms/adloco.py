@@ -284,7 +284,8 @@ class AdLoCo:
         return evaluate(self.state, self.placement, self._parts.islands, share_of)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a run needs to continue with the same bits.
+        """Everything that a run needs to continue with the same bits, if `build_model` makes the
+        same frozen parameters, and buffers outside of the model's state, as before.
 
         Call it on all ranks, between rounds or after `stop`. The result is complete on rank 0. Its
         tensors are copies in host memory.

@@ -3,15 +3,18 @@
 import copy
 from typing import Literal
 
+import torch
 from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
+from adloco.algorithms.model_state import copy_all
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.parallel.layers import written_buffers
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
@@ -121,8 +124,26 @@ def build_workers(
         syncing=syncing,
     )
     here = placement.local(method.living_workers)
-    copies = [model, *(copy.deepcopy(model) for _ in here[1:])]
+    copies = [model, *(_copy(model, problem) for _ in here[1:])]
     return {
         worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
         for worker, own in zip(here, copies, strict=True)
     }
+
+
+def _copy(model: nn.Module, problem: Problem) -> nn.Module:
+    """A model like this one, with the hooks and attributes of its parameters, which `deepcopy` of
+    a parameter leaves out.
+    """
+    if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in model.parameters()):
+        with torch.random.fork_rng(devices=[]):
+            built = problem.build_model()
+        copy_all(
+            [*model.parameters(), *written_buffers(model).values()],
+            [*built.parameters(), *written_buffers(built).values()],
+        )
+        return built
+    copied = copy.deepcopy(model)
+    for own, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+        vars(own).update(vars(parameter))
+    return copied

@@ -1,18 +1,22 @@
 """DiLoCo (arXiv 2311.08105) for your own training loop, which calls it after each inner step."""
 
+import math
 from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.dtensor import ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import layers
+from adloco.distributed.parallel.layers import layers, written_buffers
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -23,14 +27,15 @@ from adloco.rules.sync_schedule import Streaming
 class DiLoCo:
     """DiLoCo for your own training loop: call `step()` after each inner optimizer step.
 
-    At the start, all parameters and buffers of the replicas, frozen parameters and counters too,
-    are set to those of worker 0. At every sync, trainable parameters are set to the new global
-    parameters. At the end of every round, floating-point buffers are set to their mean. Parameters
-    stay trainable or frozen, and the same objects, for as long as the `DiLoCo` is used.
+    At the start, all parameters and buffers of the replicas, frozen parameters, counters and
+    buffers outside of `state_dict()` too, are set to those of worker 0. At every sync, trainable
+    parameters are set to the new global parameters. At the end of every round, floating-point
+    buffers are set to their mean. Parameters stay trainable or frozen, and the same objects, for as
+    long as the `DiLoCo` is used.
 
     Args:
-        models: The replicas in this process, one for each worker that lives here. Their inner
-            optimizers are yours.
+        models: The replicas in this process, one for each worker that lives here (a list or a
+            ModuleList, or one model). Their inner optimizers are yours.
         outer: Builds the outer optimizer; None: the workers' mean becomes the global parameters.
             By default it is that of the paper: SGD with a rate of 0.7 and a Nesterov momentum of
             0.9.
@@ -62,7 +67,9 @@ class DiLoCo:
         num_workers: int | None = None,
     ) -> None:
         require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
-        self.models = [models] if isinstance(models, nn.Module) else list(models)
+        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+            models = [models]
+        self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
         self.sync_every = sync_every
         self.placement = placement or OneProcess()
@@ -85,11 +92,11 @@ class DiLoCo:
         first = self.models[0]
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
-        start = self._comm.broadcast(
-            all_tensors(self.models[0]), source=0, receivers=range(1, self.num_workers)
-        )
-        for model in self.models:
-            copy_all(start, all_tensors(model))
+        # Buffers outside of the state, too: replicas may have drawn random ones.
+        tensors = [[*model.parameters(), *written_buffers(model).values()] for model in self.models]
+        start = self._comm.broadcast(tensors[0], source=0, receivers=range(1, self.num_workers))
+        for own in tensors:
+            copy_all(start, own)
         self._replicas = [Replica.of(model, self._syncing.residuals_in) for model in self.models]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
@@ -213,16 +220,19 @@ class DiLoCo:
 
     def _require_own_gradients(self, model: nn.Module) -> None:
         """Refuse a model whose gradients are averaged over several workers at every step."""
-        own, several = self.placement.ranks_per_worker, self.placement.num_ranks > 1
+        own = self.placement.ranks_per_worker
+        most = own if self.placement.num_ranks > 1 else math.inf
+        ranks = {"shards": max(map(ranks_of, model.parameters()), default=1)}
         for part in model.modules():  # A compiled model holds the wrapper.
-            if several and isinstance(part, DistributedDataParallel):
-                ranks = part.process_group.size()
-                require(
-                    ranks <= own,
-                    f"a model is in DistributedDataParallel over {ranks} ranks, which averages the "
-                    "gradients of several workers at every step; give its .module, or a "
-                    f"process_group of one worker's ranks (here {own})",
-                )
+            if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
+                ranks[type(part).__name__] = dist.get_world_size(part.process_group)
+        for wrapper, size in ranks.items():
+            require(
+                size <= most,
+                f"a model is in {wrapper} over {size} ranks, which averages the gradients of "
+                "several workers at every step; give the model without it, or with a group of one "
+                f"worker's ranks (here {own})",
+            )
 
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
@@ -252,4 +262,4 @@ class DiLoCo:
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
     """What a state keeps of a replica: all of it, or what is its own where all are alike."""
-    return all_tensors(model) if apart else state_buffers(model, floating=False)
+    return all_tensors(model) if apart else [*state_buffers(model, floating=False)]

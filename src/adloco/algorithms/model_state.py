@@ -2,9 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,8 @@ class Replica:
     params: Sequence[Tensor]
     """The trainable parameters."""
     buffers: Sequence[Tensor]
-    """The floating-point buffers of the model's state (running statistics), averaged at a sync."""
+    """The floating-point buffers of the model's state (running statistics), averaged at a sync:
+    those that it has when they are asked for."""
     residuals: Sequence[Tensor]
     """The part of each parameter's differences that no sync has sent yet: float32 tensors of the
     parameters' shapes. Empty without error feedback.
@@ -96,17 +97,48 @@ class Replica:
         raise NonFiniteLossError(f"{what} is not finite in {where}; {ADVICE}")
 
 
-def state_buffers(model: nn.Module, *, floating: bool) -> list[Tensor]:
+class Buffers(Sequence[Tensor]):
+    """Buffers of a model, by the modules that have them: a forward pass may put another tensor in
+    the place of one.
+    """
+
+    def __init__(self, places: Sequence[tuple[nn.Module, str]]) -> None:
+        """
+        Args:
+            places: The module and the name of each, which is not in the names of wrappers.
+        """
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return Buffers(self._places[index])
+        module, name = self._places[index]
+        buffer: Tensor = getattr(module, name)
+        return buffer
+
+
+def state_buffers(model: nn.Module, *, floating: bool) -> Buffers:
     """The buffers of the model's state that are floating-point (running statistics), or the others.
 
     The others, such as counts of batches, are each worker's own: they are saved, but not averaged.
     """
-    names = model.state_dict().keys()
-    return [
-        buffer
-        for name, buffer in model.named_buffers()
-        if name in names and buffer.is_floating_point() == floating
-    ]
+    places: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        # Not by the names of state_dict(), from which wrappers take out their own part.
+        left_out = module._non_persistent_buffers_set
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in left_out and buffer.is_floating_point() == floating:
+                places.setdefault(id(buffer), (module, name))
+    return Buffers([*places.values()])
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:
@@ -230,14 +262,31 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
         for index, entry in saved["state"].items()
     }
-    # The optimizer keeps its own rate, unless a scheduler of torch's was attached to the saved one,
-    # and its own choice of kernels, because that depends on the placement: fused kernels cannot
-    # handle sharded tensors.
-    kept = {"fused", "foreach"}
-    own = [
-        {key: group[key] for key in (kept if "initial_lr" in was else kept | {"lr"}) & group.keys()}
+    groups = [
+        was | {key: group[key] for key in _kept(optimizer, group, was)}
         for group, was in zip(optimizer.param_groups, saved["param_groups"], strict=True)
     ]
-    groups = [{**group, **kept} for group, kept in zip(saved["param_groups"], own, strict=True)]
     # A copy, because torch would otherwise use the given tensors as its state.
     optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))
+
+
+def _kept(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], was: Mapping[str, Any]
+) -> Iterable[str]:
+    """The values of a group that an optimizer keeps when it loads a state.
+
+    All of torch's and adloco's are settings, and the new ones count, unless a scheduler of torch's
+    was attached to the saved optimizer. Others may count steps there. Which kernels work depends on
+    the placement: fused ones cannot handle sharded tensors.
+    """
+    others = was.keys() - group.keys() - {"initial_lr"}
+    require(
+        not (others and group.keys() - was.keys()),
+        f"the state is that of an optimizer with {', '.join(sorted(others))}, which "
+        f"{type(optimizer).__name__} has not; load it into one of the same class",
+    )
+    kernels = {"fused", "foreach"} & group.keys()
+    if "initial_lr" in was:
+        return kernels
+    settings = type(optimizer).__module__.startswith(("torch.", "adloco."))
+    return group.keys() - {"params"} if settings else kernels | {"lr"}

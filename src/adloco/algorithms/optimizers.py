@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -26,6 +27,23 @@ class OuterFactory(Protocol):
     """Builds a trainer's outer optimizer over its global parameters."""
 
     def __call__(self, parameters: Sequence[Tensor], /) -> Optimizer: ...
+
+
+def require_all(
+    optimizers: Iterable[Optimizer], names: Sequence[str], parameters: Sequence[Tensor], what: str
+) -> None:
+    """Raise ValueError unless each parameter is in one group of one optimizer.
+
+    what: `inner` or `outer`, for the message.
+    """
+    groups = [group for each in optimizers for group in each.param_groups]
+    times = Counter(id(parameter) for group in groups for parameter in group["params"])
+    for name, parameter in zip(names, parameters, strict=True):
+        require(
+            times[id(parameter)] == 1,
+            f"{what} must give each trainable parameter to one optimizer, once, and gives {name} "
+            f"{times[id(parameter)]} times",
+        )
 
 
 ELEMENTWISE = (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Syncing
 from adloco.algorithms.model_state import Replica, copy_all, load_optimizer, optimizer_tensors
+from adloco.algorithms.optimizers import require_all
 from adloco.algorithms.short_types import is_short
 from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype, together
 from adloco.distributed.comm.comm import Comm, Work
@@ -59,6 +60,8 @@ class OuterSync:
         ]
         self.buffers = [buffer.clone() for buffer in replica.buffers]
         self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
+        if self.optimizer:
+            require_all([self.optimizer], replica.names, self.global_params, "outer")
         self.fragments = fragments or [range(len(replica.params))]
         self.syncing = syncing
         self._in_flight: tuple[int, Work] | None = None
@@ -160,12 +163,23 @@ class OuterSync:
             for part in together(params):
                 _start_from(starts[part], params[part], residuals[part], own_weight)
 
+    @torch.no_grad()
     def average_buffers(
         self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
     ) -> None:
-        """Set the local workers' buffers to the mean over all workers."""
+        """Set the local workers' buffers to the mean over all workers.
+
+        Values that no worker has changed stay as they are: a sum of weighted ones would round them,
+        and the largest ones would become infinite.
+        """
         if self.buffers:
-            copy_all(comm.mean([replica.buffers for replica in replicas], weights), self.buffers)
+            changes = [
+                [_change(*both) for both in zip(self.buffers, replica.buffers, strict=True)]
+                for replica in replicas
+            ]
+            for buffer, change in zip(self.buffers, comm.mean(changes, weights), strict=True):
+                moved = buffer.to(change.dtype) - change
+                buffer.copy_(torch.where(change == 0, buffer, moved.to(buffer.dtype)))
         for replica in replicas:
             copy_all(self.buffers, replica.buffers)
 
@@ -257,6 +271,12 @@ class OuterSync:
 
     def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.fragments[fragment]]
+
+
+def _change(old: Tensor, new: Tensor) -> Tensor:
+    """old - new, and 0 where they are equal, infinite or not."""
+    exact = sum_dtype(old.dtype)
+    return torch.where(new == old, 0, old.to(exact) - new.to(exact))
 
 
 def _start_from(

@@ -9,7 +9,6 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -39,14 +38,14 @@ from adloco.algorithms.model_state import (
     state_buffers,
 )
 from adloco.algorithms.muon_step import Muon
-from adloco.algorithms.optimizers import InnerFactory
+from adloco.algorithms.optimizers import InnerFactory, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.device import autocast, on_stream, read_later, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError, require
+from adloco.errors import NonFiniteLossError
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -91,14 +90,7 @@ class Worker:
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
         self.optimizers = list(inner(model))
-        groups = [group for each in self.optimizers for group in each.param_groups]
-        times = Counter(id(parameter) for group in groups for parameter in group["params"])
-        for name, parameter in zip(self.replica.names, self.replica.params, strict=True):
-            require(
-                times[id(parameter)] == 1,
-                "inner must give each trainable parameter to one optimizer, once, and gives "
-                f"{name} {times[id(parameter)]} times",
-            )
+        require_all(self.optimizers, self.replica.names, self.replica.params, "inner")
         for optimizer in self.optimizers:
             if isinstance(optimizer, Muon):
                 optimizer.owners = engine.owners
@@ -378,14 +370,16 @@ class Worker:
     @contextlib.contextmanager
     def swapped_params(self, params_and_buffers: Sequence[Tensor]) -> Iterator[None]:
         """Put these parameters and buffers into the model while the context lasts."""
-        live = [*self.replica.params, *self.replica.buffers]
         memory = self._settings.syncing.memory
-        own = [copied(tensor, device=memory.place(local(tensor).device)) for tensor in live]
-        copy_all(params_and_buffers, live)
+        own = [
+            copied(tensor, device=memory.place(local(tensor).device))
+            for tensor in (*self.replica.params, *self.replica.buffers)
+        ]
+        copy_all(params_and_buffers, [*self.replica.params, *self.replica.buffers])
         try:
             yield
         finally:
-            copy_all(own, live)
+            copy_all(own, [*self.replica.params, *self.replica.buffers])
 
     def numbers(self) -> dict[str, Any]:
         """The part of its state that is plain numbers; the rest is `tensors`."""

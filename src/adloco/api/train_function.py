@@ -15,6 +15,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import num_ranks
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
+from adloco.late import torch
 from adloco.run.training_run import TrainingRun
 
 
@@ -95,17 +96,20 @@ def train(
     given = {name: value for name, value in arguments.items() if value is not None}
     named = list(_by_name(given, settings).items())
     console = open_console()
-    with working(console, "reading and tokenising text, building models ..."):
-        run = (
-            TrainingRun.resume(Path(resume), named, problem=problem, trust_recipe=trust_recipe)
-            if resume
-            else TrainingRun.create(
-                build_recipe(override(read_values(str(recipe or "adloco")), named)), problem
+    # The run seeds torch's generators, from which its caller may go on drawing.
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        with working(console, "reading and tokenising text, building models ..."):
+            run = (
+                TrainingRun.resume(Path(resume), named, problem=problem, trust_recipe=trust_recipe)
+                if resume
+                else TrainingRun.create(
+                    build_recipe(override(read_values(str(recipe or "adloco")), named)), problem
+                )
             )
-        )
-    shown = [(name, str(value)) for name, value in named]
-    with train_log(run) as log:
-        code = Training(run=run, console=console, log=log).train(shown)
+        shown = [(name, str(value)) for name, value in named]
+        with train_log(run) as log:
+            code = Training(run=run, console=console, log=log).train(shown)
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"saved; resume with adloco.train(resume={str(run.folder)!r})")
     return TrainedRun(run.folder, problem=problem, trust_recipe=trust_recipe)

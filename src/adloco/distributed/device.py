@@ -56,13 +56,19 @@ def used_here(tensors: Sequence[Tensor]) -> None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move a batch to the device: any nesting of tuples, lists and dictionaries of tensors."""
+    """Move a batch to the device: any nesting of tuples, lists and dictionaries of tensors, and of
+    objects that have a method `to`, such as a PackedSequence.
+    """
     if isinstance(batch, Tensor):
         return (pinned(batch) if device.type == "cuda" else batch).to(device, non_blocking=True)
+    if hasattr(batch, "to"):
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return type(batch)(to_device(value, device) for value in batch)  # type: ignore[call-arg]
+        moved = [to_device(value, device) for value in batch]
+        kind: Any = type(batch)
+        return kind(*moved) if hasattr(batch, "_fields") else kind(moved)  # A named tuple.
     return batch
 
 

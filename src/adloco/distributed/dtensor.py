@@ -32,6 +32,11 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def ranks_of(tensor: Tensor) -> int:
+    """The ranks that have a part or a copy of a sharded tensor; 1 for any other."""
+    return tensor.device_mesh.size() if isinstance(tensor, DTensor) else 1
+
+
 def first_element(tensor: Tensor) -> int:
     """Index of the first element of this rank's shard in the whole tensor, both flattened."""
     if not isinstance(tensor, DTensor):

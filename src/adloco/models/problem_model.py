@@ -3,10 +3,11 @@
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -47,6 +48,7 @@ class ProblemBuilder:
     seed: int
     weights: str = ""
     stored: ClassVar[StoredWeights] = StoredWeights()
+    _built: WeakSet[nn.Module] = field(default_factory=WeakSet, init=False, repr=False)
 
     def __post_init__(self) -> None:
         untouched = self.options.dtype == "fp32" and not self.options.gradient_checkpointing
@@ -76,7 +78,14 @@ class ProblemBuilder:
     def __call__(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self.problem.build_model()
+            model = self.problem.build_model()
+        require(
+            model not in self._built,
+            "problem.build_model must make a new model each time, and gave the one of before, "
+            "which a run would train on from where another one left it",
+        )
+        self._built.add(model)
+        return model
 
     def whole(self) -> nn.Module:
         model = self()

@@ -78,7 +78,7 @@ def load_trained(
     copy_all(outer["buffers"], state_buffers(model, floating=True))
     if counters := state_buffers(model, floating=False):
         copy_all(stored_counters(stored, chosen), counters)
-    return Trained(stored=stored, model=model, trainer=chosen, problem=problem)
+    return Trained(stored=stored, model=model.eval(), trainer=chosen, problem=problem)
 
 
 def stored_builder(stored: StoredRun) -> Builder:

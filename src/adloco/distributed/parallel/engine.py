@@ -170,6 +170,9 @@ class IslandGroup:
 
     @torch.no_grad()
     def average(self, buffers: Sequence[Tensor]) -> None:
-        """Set tensors to their mean over the island."""
+        """Set tensors to their mean over the island. In float64 equal values stay as they are, and
+        a sum of the largest ones is finite.
+        """
         for buffer in buffers:
-            self.sum_on_device(buffer).div_(dist.get_world_size(self.group))
+            total = self.sum_on_device(buffer.double())
+            buffer.copy_(total.div_(dist.get_world_size(self.group)))

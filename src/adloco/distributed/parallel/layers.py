@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from adloco.distributed.parallel.gradient_norms import trainable
 
@@ -50,6 +50,17 @@ def fill_whole(model: nn.Module, fill: Fill) -> None:
     for block in blocks(model):
         fill(model, block)
     fill(model, model)
+
+
+def written_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers by name, those outside of the model's state too; not those that repeat a value in
+    memory (`expand`), in which nothing can be written.
+    """
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if all(step or size == 1 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
+    }
 
 
 def _members(module: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.distributed.comm.background import Transfers
@@ -32,7 +32,7 @@ from adloco.distributed.messages import (
 )
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
-from adloco.distributed.parallel.layers import Fill
+from adloco.distributed.parallel.layers import Fill, written_buffers
 from adloco.distributed.parallel.whole_model import WholeModel
 from adloco.distributed.placement.threads import (
     Item,
@@ -272,17 +272,14 @@ class Placement:
 
     @torch.no_grad()
     def broadcast_model(self, model: nn.Module) -> None:
-        """Set the model's parameters and buffers to those of rank 0.
+        """Set the model's parameters and buffers, those outside of its state too, to those of
+        rank 0.
 
         Used before training starts, and not counted as traffic.
         """
         if self._alone:
             return
-        tensors = {
-            name: tensor
-            for name, tensor in model.state_dict().items()
-            if isinstance(tensor, Tensor)
-        }
+        tensors = dict(model.named_parameters()) | written_buffers(model)
         self._check_same_model(
             {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
         )

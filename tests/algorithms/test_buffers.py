@@ -1,0 +1,117 @@
+"""Buffers of models: which are averaged, what stays as it is, and with what all begin."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from adloco import DiLoCo, place
+from adloco.algorithms.model_state import state_buffers
+from adloco.distributed.testing import run_on_ranks
+from tests.problems import linear
+
+
+class Centred(nn.Module):
+    """Keeps a mean of what it has seen, in a buffer that each pass replaces or writes into."""
+
+    def __init__(self, *, replaces: bool) -> None:
+        super().__init__()
+        self.layer, self.replaces = nn.Linear(2, 1), replaces
+        self.center: Tensor
+        self.register_buffer("center", torch.zeros(2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            mean = 0.5 * self.center + 0.5 * values.mean(0)
+            if self.replaces:
+                self.center = mean
+            else:
+                self.center.copy_(mean)
+        result: Tensor = self.layer(values - self.center)
+        return result
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_buffers_that_a_pass_replaces_are_averaged_and_saved(replaces: bool) -> None:
+    """By hand: means of 0.5 and 1.5 after a pass over ones and threes."""
+    models = [Centred(replaces=replaces), Centred(replaces=replaces)]
+    diloco = DiLoCo(models, outer=None, sync_every=1)
+    for model, value in zip(models, (1.0, 3.0), strict=True):
+        model(torch.full((4, 2), value))
+    diloco.step()
+    assert [model.center.tolist() for model in models] == [[1.0, 1.0], [1.0, 1.0]]
+    saved = {key: value for key, value in diloco.state_dict().items() if key == "outer"}
+    assert saved["outer"]["buffers"][0].tolist() == [1.0, 1.0]
+
+
+def test_a_wrapper_hides_no_buffers() -> None:
+    plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    wrapped = nn.Sequential(plain[0], checkpoint_wrapper(plain[1]))
+    for floating, number in ((True, 2), (False, 1)):
+        buffers = [state_buffers(model, floating=floating) for model in (plain, wrapped)]
+        assert [[*map(id, each)] for each in buffers] == 2 * [[*map(id, buffers[0])]]
+        assert len(buffers[0]) == number
+    plain[1].register_buffer("cache", torch.zeros(2), persistent=False)
+    assert len(state_buffers(wrapped, floating=True)) == 2
+
+
+CONSTANT = (
+    lambda: torch.full((2,), torch.finfo(torch.float32).min),
+    lambda: torch.full((2,), -60000.0, dtype=torch.float16),
+    lambda: torch.arange(1000.0),
+    lambda: torch.full((3, 3), float("-inf")).triu(1),
+)
+"""Masks, whole numbers, and others that no worker changes."""
+
+
+@pytest.mark.parametrize("workers", [3, 10])
+@pytest.mark.parametrize("make", CONSTANT)
+def test_equal_values_stay_as_they_are(make: Callable[[], Tensor], workers: int) -> None:
+    models = [linear() for _ in range(workers)]
+    for model in models:
+        model.register_buffer("constant", make())
+    diloco = DiLoCo(models, outer=None, sync_every=1)
+    for _ in range(2):
+        diloco.step()
+    for model in models:
+        assert torch.equal(model.constant, make())  # type: ignore[arg-type]
+
+
+def averaged_by_two_replicas() -> list[list[float]]:
+    placement = place(1, replica_size=2)
+    buffers = [make() for make in CONSTANT] + [torch.tensor([float(placement.rank)])]
+    placement.engine(linear()).average(buffers)
+    return [buffer.tolist() for buffer in buffers]
+
+
+def test_replicas_average_what_differs_alone() -> None:
+    expected = [make().tolist() for make in CONSTANT] + [[0.5]]
+    assert run_on_ranks(averaged_by_two_replicas, 2) == [expected, expected]
+
+
+def random_features(seed: int) -> nn.Module:
+    model, generator = linear(), torch.Generator().manual_seed(seed)
+    features = torch.randn(3, generator=generator)
+    model.register_buffer("features", features, persistent=False)
+    # One value for all, in which nothing can be written.
+    model.register_buffer("repeated", torch.zeros(1).expand(5), persistent=False)
+    return model
+
+
+def features_of_ranks() -> list[list[float]]:
+    placement = place(2)
+    alone, both = random_features(placement.rank), random_features(placement.rank)
+    DiLoCo(alone, sync_every=1, placement=placement, num_workers=2)
+    placement.broadcast_model(both)
+    return [alone.features.tolist(), both.features.tolist()]  # type: ignore[union-attr, operator]
+
+
+def test_all_begin_with_the_buffers_of_the_first_those_outside_of_the_state_too() -> None:
+    models = [random_features(seed) for seed in range(3)]
+    DiLoCo(models, sync_every=1)
+    first = random_features(0).features
+    for model in models:
+        assert torch.equal(model.features, first)  # type: ignore[arg-type]
+    assert run_on_ranks(features_of_ranks, 2) == 2 * [2 * [first.tolist()]]  # type: ignore[union-attr, operator]
