@@ -5,18 +5,14 @@ from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.dtensor import ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import layers, written_buffers
+from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_buffers
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -222,11 +218,7 @@ class DiLoCo:
         """Refuse a model whose gradients are averaged over several workers at every step."""
         own = self.placement.ranks_per_worker
         most = own if self.placement.num_ranks > 1 else math.inf
-        ranks = {"shards": max(map(ranks_of, model.parameters()), default=1)}
-        for part in model.modules():  # A compiled model holds the wrapper.
-            if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
-                ranks[type(part).__name__] = dist.get_world_size(part.process_group)
-        for wrapper, size in ranks.items():
+        for wrapper, size in ranks_of_wrappers(model).items():
             require(
                 size <= most,
                 f"a model is in {wrapper} over {size} ranks, which averages the gradients of "

@@ -12,10 +12,10 @@ from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
 from adloco.config.finding import settings_meant, settings_near
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.device import own_random_numbers
 from adloco.distributed.launch.launcher import num_ranks
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
-from adloco.late import torch
 from adloco.run.training_run import TrainingRun
 
 
@@ -96,9 +96,7 @@ def train(
     given = {name: value for name, value in arguments.items() if value is not None}
     named = list(_by_name(given, settings).items())
     console = open_console()
-    # The run seeds torch's generators, from which its caller may go on drawing.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
+    with own_random_numbers():  # The run seeds torch, from which its caller may go on drawing.
         with working(console, "reading and tokenising text, building models ..."):
             run = (
                 TrainingRun.resume(Path(resume), named, problem=problem, trust_recipe=trust_recipe)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def used_here(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def own_random_numbers() -> AbstractContextManager[None]:
+    """A context in which torch's generators may be seeded: they are put back at its end."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    return torch.random.fork_rng(devices)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

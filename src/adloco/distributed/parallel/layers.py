@@ -3,8 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
+from adloco.distributed.dtensor import ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
 
 Fill = Callable[[nn.Module, nn.Module], None]
@@ -61,6 +65,15 @@ def written_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in model.named_buffers()
         if all(step or size == 1 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
     }
+
+
+def ranks_of_wrappers(model: nn.Module) -> dict[str, int]:
+    """The ranks that share the model's gradients at every step, by what shares them."""
+    ranks = {"shards": max(map(ranks_of, model.parameters()), default=1)}
+    for part in model.modules():  # A compiled model holds the wrapper.
+        if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
+            ranks[type(part).__name__] = dist.get_world_size(part.process_group)
+    return ranks
 
 
 def _members(module: nn.Module) -> list[nn.Module]:
