@@ -52,15 +52,16 @@ WORKER = Path(__file__).with_name("links_worker.py")
 BATCH_PER_ISLAND = 4
 FORMATS = ("fp32", "bf16", "int8", "int4", "int2")
 OVERLAP = (("streaming.fragments", "4"), ("streaming.tau", "4"))
+EVERY = {"diloco": [("method.sync_every", "20")], "adloco": []}
 Flags = list[tuple[str, str]]
 ARMS: dict[str, tuple[str, Flags]] = {
     "ddp": ("ddp", []),
     **{
-        f"{recipe}-{name}": (recipe, [("wire.format", name)])
-        for recipe in ("diloco", "adloco")
+        f"{recipe}-{name}": (recipe, [*every, ("wire.format", name)])
+        for recipe, every in EVERY.items()
         for name in FORMATS
     },
-    "diloco-int4-overlap": ("diloco", [("wire.format", "int4"), *OVERLAP]),
+    "diloco-int4-overlap": ("diloco", [*EVERY["diloco"], ("wire.format", "int4"), *OVERLAP]),
 }
 """The recipe and the flags of each arm."""
 

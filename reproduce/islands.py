@@ -26,7 +26,8 @@ CHARACTERS, HELD_OUT = 1_000_000, 0.05
 TEXTS = ("c", "english")
 SHARED = {
     **{"model.hidden_size": 64, "model.intermediate_size": 176, "model.num_layers": 2},
-    **{"data.context_tokens": 64, "method.sync_every": 10, "run.trackers": "none"},
+    **{"data.context_tokens": 64, "method.sync_every": 10, "wire.format": "fp32"},
+    "run.trackers": "none",
 }
 """0.13M parameters, the small model of benchmarks/."""
 ALONE = {"method.workers_per_trainer": 1, "batch.initial": 4, "batch.minimum": 4}

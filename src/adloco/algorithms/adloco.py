@@ -312,7 +312,7 @@ class AdLoCo:
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         # Reports divide these totals by today's workers and ranks: as if all had been there before.
         workers = len(self.method.living_workers) / len(saved["workers"])
-        ranks = self.placement.num_ranks / saved.get("ranks", self.placement.num_ranks)
+        ranks = self.placement.num_ranks / saved["ranks"]
         between, sent, inside = saved["bytes"]
         total = Bytes(between * workers, sent * workers, inside * ranks)
         self._bytes_before = self.placement.total_bytes() - total

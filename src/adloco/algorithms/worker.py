@@ -407,7 +407,7 @@ class Worker:
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from `numbers`."""
         self.stream, self.position = numbers["stream"], numbers["position"]
-        self.halving.limit = numbers.get("halved_to", 0)
+        self.halving.limit = numbers["halved_to"]
         self.round, self._unread = WorkerRound.from_state(numbers["round"]), []
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:
