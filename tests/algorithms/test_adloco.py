@@ -500,6 +500,18 @@ def test_hooks_and_attributes_of_parameters_are_those_of_every_worker(hook: bool
         assert moved.tolist() == [[False, True, True]]
 
 
+def test_functions_of_a_model_act_on_its_own_copy() -> None:
+    def build() -> nn.Module:
+        model = nn.Sequential(linear())
+        model.forward = lambda values: model[0](values)  # type: ignore[method-assign]
+        return model
+
+    run, plain = (make_run(build_model=each) for each in (build, lambda: nn.Sequential(linear())))
+    for each in (run, plain):
+        each.round()
+    assert params_of(run).equal(params_of(plain))
+
+
 def test_frozen_parameters_stay_and_send_nothing() -> None:
     def build() -> nn.Module:
         model = linear()

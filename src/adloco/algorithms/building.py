@@ -1,6 +1,7 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
+from types import FunctionType
 from typing import Literal
 
 import torch
@@ -135,7 +136,7 @@ def _copy(model: nn.Module, problem: Problem) -> nn.Module:
     """A model like this one, with the hooks and attributes of its parameters, which `deepcopy` of
     a parameter leaves out.
     """
-    if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in model.parameters()):
+    if _has_functions(model):
         with torch.random.fork_rng(devices=[]):
             built = problem.build_model()
         copy_all(
@@ -147,3 +148,19 @@ def _copy(model: nn.Module, problem: Problem) -> nn.Module:
     for own, parameter in zip(copied.parameters(), model.parameters(), strict=True):
         vars(own).update(vars(parameter))
     return copied
+
+
+def _has_functions(model: nn.Module) -> bool:
+    """True if hooks of parameters, or functions that modules have as attributes, may act on this
+    very model.
+    """
+    functions = [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, FunctionType)
+    ]
+    return any(function.__closure__ for function in functions) or any(
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        for parameter in model.parameters()
+    )
