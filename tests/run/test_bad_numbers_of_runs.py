@@ -118,3 +118,24 @@ def test_a_run_that_has_spent_its_budget_takes_no_other_settings(
     assert "change of inner.lr has no effect; leave it out, or" in error
     assert files() == before
     assert main([*lower, "--run.tokens", "2x"]) == 0
+
+
+def test_a_change_that_no_checkpoint_has_is_not_recorded_any_more(
+    small: list[str], tmp_path: Path
+) -> None:
+    """The run resumes twice from the same checkpoint: what failed in between trained no round."""
+    folder = tmp_path / "run"
+    words = ["--run.rounds", "1", "--run.tokens", "0", "--learning_rate.shape", "constant"]
+    words += ["--inner.lr", "0.01"]
+    assert main(["train", "diloco", *small, *words]) == 0
+    resume = ["train", "--resume", str(folder), "--run.rounds", "2"]
+
+    def recorded() -> list[tuple[str, str]]:
+        return [(line["before"], line["after"]) for line in lines(folder / "changes.jsonl")]
+
+    assert main([*resume, "--inner.lr", "1e30"]) == 2
+    assert recorded() == [("0.01", "1e+30")]
+    TrainingRun.resume(folder, [("inner.lr", "0.002")])
+    assert recorded() == [("0.01", "0.002")]
+    assert main([*resume, "--inner.lr", "0.01"]) == 0
+    assert not (folder / "changes.jsonl").exists()

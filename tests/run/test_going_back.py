@@ -7,6 +7,7 @@ import pytest
 
 from adloco import train
 from adloco.cli.arguments import take_settings
+from adloco.run.changes import read_changes
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.folder import CHECKPOINTS, locked
 from adloco.run.going_back import go_back
@@ -48,6 +49,27 @@ def test_a_run_taken_back_trains_to_the_same_numbers(folder: Path) -> None:
     assert kinds == ["begin", "stop", "rewind", "resume", "stop"]
     # A second return takes the place of what the first one has set aside.
     assert go_back(folder, 1) == aside
+
+
+def test_changes_of_rounds_that_are_trained_again_are_forgotten(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Two resumes lower the learning rate; the run goes back to the first, then without it."""
+    settings, _ = take_settings([*small, "--run.checkpoint_every", "1", "--inner.lr", "0.003"])
+    given = dict(settings) | {"run.keep_checkpoints": "9", "learning_rate.shape": "constant"}
+    folder = tmp_path / "run"
+    train("diloco", **given | {"run.tokens": "0", "run.rounds": "1"})
+    for rounds, rate in ((2, 0.002), (3, 0.001)):
+        train(resume=folder, **{"run.rounds": rounds, "inner.lr": rate})
+
+    def recorded() -> list[tuple[int, str]]:
+        return [(change.round, change.after) for change in read_changes(folder)]
+
+    assert recorded() == [(1, "0.002"), (2, "0.001")]
+    go_back(folder, 1)
+    assert recorded() == [(1, "0.002")]
+    train(resume=folder, **{"inner.lr": 0.003})
+    assert recorded() == []
 
 
 def test_a_machine_that_has_only_parts_of_workers(folder: Path) -> None:

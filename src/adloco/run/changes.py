@@ -85,12 +85,22 @@ def skipped_by(changes: Sequence[Changed]) -> int:
     )
 
 
-def keep_settings(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> None:
-    """Write the settings that may change on resume into the recipe of the run folder, and append
-    the changes to its record.
+def keep_settings(
+    folder: Path,
+    recipe: Recipe,
+    changes: Sequence[Changed],
+    begun: Mapping[str, str],
+    rounds: int,
+) -> None:
+    """Write the settings that may change on resume into the recipe of the run folder, and the
+    changes into its record, without those that no checkpoint has.
 
-    A change that is recorded already, because the run was resumed from this checkpoint before, is
-    not recorded again.
+    Args:
+        folder: The run's folder.
+        recipe: The recipe with the flags of this resume.
+        changes: From `changed_settings`.
+        begun: Settings of the run at the checkpoint, by section.key.
+        rounds: Complete rounds at the checkpoint.
     """
     path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
@@ -102,9 +112,26 @@ def keep_settings(folder: Path, recipe: Recipe, changes: Sequence[Changed]) -> N
     text = to_toml(build_recipe(own))
     if text != path.read_text():
         write_text(path, text)
-    new = [change for change in changes if change not in recorded]
-    if new:
-        write_text(folder / CHANGES, text_of(map(asdict, [*recorded, *new])))
+    kept = [change for change in recorded if change.round <= rounds]
+    # A resume from this checkpoint may have been killed before the next one: its values are not
+    # those that the checkpoint has.
+    while kept and kept[-1].round == rounds and kept[-1].after != begun.get(kept[-1].setting):
+        kept.pop()
+    _write_changes(folder, recorded, [*kept, *changes])
+
+
+def cut_changes(folder: Path, rounds: int) -> None:
+    """Remove the recorded changes after this many rounds; a resumed run records its own."""
+    recorded = read_changes(folder)
+    _write_changes(folder, recorded, [change for change in recorded if change.round <= rounds])
+
+
+def _write_changes(folder: Path, before: Sequence[Changed], changes: Sequence[Changed]) -> None:
+    """Write the record of changes if it is another than before; without any, there is none."""
+    if not changes:
+        (folder / CHANGES).unlink(missing_ok=True)
+    elif [*changes] != [*before]:
+        write_text(folder / CHANGES, text_of(map(asdict, changes)))
 
 
 def read_changes(folder: Path) -> list[Changed]:

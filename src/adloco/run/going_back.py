@@ -5,6 +5,7 @@ from pathlib import Path
 
 from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
+from adloco.run.changes import cut_changes
 from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read
 from adloco.run.folder import CHECKPOINTS, SUMMARY, locked, run_folder
 from adloco.run.part_file import CHECKSUMS
@@ -19,7 +20,7 @@ def go_back(folder: Path, round: int) -> list[str]:
     """Set aside the checkpoints after a round, and cut the run's records there.
 
     The checkpoints keep their contents under another name. Settings that were changed since stay
-    as they are.
+    as they are in the recipe; a resume with them records them anew.
 
     Args:
         folder: The run's folder.
@@ -43,6 +44,7 @@ def go_back(folder: Path, round: int) -> list[str]:
             path.replace(aside)
         records = Records(folder)
         records.cut(round)
+        cut_changes(folder, round)
         if (folder / STARTS).exists():  # Only where rank 0 lives.
             here = Point.of(records.newest())
             Starts(folder, writes=True).add("rewind", here, here)

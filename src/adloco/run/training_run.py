@@ -22,7 +22,7 @@ from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint, out_of_memory
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import keep_settings, skipped_by, with_longer_schedule
+from adloco.run.changes import skipped_by, with_longer_schedule
 from adloco.run.checkpoint import BestRound
 from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
@@ -243,7 +243,7 @@ class TrainingRun:
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._described = folder_facts(folder)
             run.saving.newest = found.newest_on_disk
-            in_turn(placement, lambda: keep_settings(folder, stored.recipe, stored.changes))
+            in_turn(placement, stored.keep_settings)
             sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
             if placement.is_rank_zero:
                 at = run._point(run.algorithm.state.saved_samples)
