@@ -195,6 +195,46 @@ def test_a_decay_that_began_within_the_round_in_progress_counts(
         TrainingRun.resume(tmp_path / "run", [("run.tokens", 8192)])
 
 
+def test_a_budget_is_not_lowered_to_within_the_round_in_progress(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds have 4 steps of 256 tokens; the run stops in the second, after the fifth step."""
+    run = make_run("diloco", [*small, *CONSTANT])
+    rounds = run.rounds()
+    next(rounds)
+    run.algorithm.workers[0].model.register_forward_pre_hook(lambda model, inputs: run.stop())
+    assert list(rounds) == []
+    before = (tmp_path / "run" / "recipe.toml").read_text()
+    resume = ["train", "--resume", str(tmp_path / "run")]
+    for name, limit, end in (("tokens", "1056", "2,048"), ("inner_steps", "6", "8")):
+        capsys.readouterr()
+        assert main([*resume, f"--run.{name}", limit]) == 2
+        expected = f"run.{name} must be >= {end}, where the round in progress of the run in"
+        assert expected in capsys.readouterr().err
+    assert (tmp_path / "run" / "recipe.toml").read_text() == before
+    assert main([*resume, "--run.tokens", "2048"]) == 0
+    assert numbers_of(tmp_path / "run")[-1]["tokens"] == 2048
+
+
+def test_a_budget_is_not_lowered_to_where_the_run_stands(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last round would have no evaluation, and no mean of its workers."""
+    often = ["--evaluation.every", "2", "--run.checkpoint_every", "1"]
+    rounds = make_run("diloco", [*small, *CONSTANT, *often]).rounds()
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    resume = ["train", "--resume", str(tmp_path / "run"), "--run.rounds"]
+    capsys.readouterr()
+    assert main([*resume, "1"]) == 2
+    expected = "run.rounds must be > 1, because the run in"
+    assert expected in capsys.readouterr().err
+    assert main([*resume, "2"]) == 0
+    # It has ended there, so the same budget asks for nothing more.
+    assert main([*resume, "2"]) == 0
+    assert main([*resume, "0", "--run.tokens", "2048"]) == 0
+
+
 def test_a_schedule_that_has_fallen_cannot_become_longer(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

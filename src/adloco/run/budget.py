@@ -7,9 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adloco.config.sections import Recipe
+from adloco.errors import require
 from adloco.metrics import Record
 
 if TYPE_CHECKING:
@@ -125,11 +127,36 @@ class Budget:
         """True if a round of this size is known to be the last. Whether it will sync is not known,
         so a limit on syncs does not count.
         """
-        done = self._done(state, state.samples + size.samples, size.steps) | {
-            "rounds": state.rounds_done + 1,
-            "syncs": 0,
-        }
+        done = self._after(state, size)
         return any(done[name] >= limit for name, limit in self.limits.items())
+
+    def check_lowered(
+        self, state: RunState, size: RoundSize, before: Mapping[str, int], folder: Path
+    ) -> None:
+        """Raise ValueError if another limit than before ends the run within the round in progress,
+        which keeps its length; or, between rounds, where the run stands, because it has no final
+        evaluation.
+
+        Args:
+            state: The run.
+            size: The next round, or the one in progress.
+            before: The limits so far, by name; 0 means no limit.
+            folder: The run's folder.
+        """
+        done, end = self._done(state, state.samples, 0), self._after(state, size)
+        for name, limit in self.limits.items():
+            if limit == before[name]:
+                continue
+            require(
+                not state.in_round or limit >= end[name],
+                f"run.{name} must be >= {end[name]:,}, where the round in progress of the run in "
+                f"{folder} ends, got {limit:,}",
+            )
+            require(
+                limit > done[name],
+                f"run.{name} must be > {done[name]:,}, because the run in {folder} stands there "
+                f"without a final evaluation, got {limit:,}",
+            )
 
     def used(self, state: RunState) -> tuple[float, str]:
         """The part of the budget that is used, from 0 to 1, and the nearest limit in words.
@@ -140,6 +167,13 @@ class Budget:
         part, name = max((done[name] / limit, name) for name, limit in self.limits.items())
         words = name.replace("_", " ")
         return min(1.0, part), f"{done[name]:,} / {self.limits[name]:,} {words}"
+
+    def _after(self, state: RunState, size: RoundSize) -> dict[str, int]:
+        """Progress after a round of this size, as far as it is known: without a sync in it."""
+        return self._done(state, state.samples + size.samples, size.steps) | {
+            "rounds": state.rounds_done + 1,
+            "syncs": 0,
+        }
 
     def _done(self, state: RunState, samples: int, steps: int) -> dict[str, int]:
         return {

@@ -185,9 +185,14 @@ def absolute_budgets(folder: Path, flags: Sequence[tuple[str, str]]) -> list[tup
     return result
 
 
+def own_limits(folder: Path) -> dict[str, int]:
+    """The limits of the run in a folder, by name; 0 means no limit."""
+    return build_recipe(read_values(str(folder / RECIPE))).run.limits
+
+
 def check_budgets(folder: Path, recipe: Recipe) -> None:
     """Raise ValueError if a run is given a budget that is less than what it has trained."""
-    own = build_recipe(read_values(str(folder / RECIPE))).run.limits
+    own = own_limits(folder)
     done = spent_after(Records(folder).newest())
     for name, limit in recipe.run.limits.items():
         require(

@@ -22,7 +22,7 @@ from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint, out_of_memory
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import skipped_by, with_longer_schedule
+from adloco.run.changes import own_limits, skipped_by, with_longer_schedule
 from adloco.run.checkpoint import BestRound
 from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
@@ -226,6 +226,9 @@ class TrainingRun:
             run = TrainingRun(parts, folder, stored, copies)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
+            if not placement.agree((folder / SUMMARY).exists()):
+                state, before = run.algorithm.state, own_limits(folder)
+                run._budget.check_lowered(state, run._next_round(), before, folder)
             names = ", ".join(change.setting for change in stored.changes)
             require(
                 # Ranks that remain after a failure drop workers also when only the report is left.
