@@ -301,7 +301,7 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert f"16,000 tokens ({16_000 / text:,.2g} epochs over {text:,} tokens of text)" in lines[1]
     # Two trainers become one, which takes half of the samples a round: 16 rounds are no limit.
     assert lines[1].endswith(
-        "16 rounds of 4 inner steps; more after a merge, fewer if the batch grows"
+        "16 rounds of 4 inner steps; more after a merge, fewer if the batch grows, more if it falls"
     )
     run.recipe = replace(run.recipe, method=replace(run.recipe.method, sync_growth=1.0))
     assert opening_lines(run)[1].endswith(
@@ -324,8 +324,30 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert "; 1 trainer of 2 workers; on" in lines[0]
     assert lines[2].startswith("a sync sends ") and "merge" not in lines[2]
     rounds = int(lines[1].rpartition(", ")[2].split()[0])
-    assert lines[2].endswith(f" MB per worker, at most {rounds * each:,.1f} MB in all")
+    assert lines[2].endswith(f" MB per worker, about {rounds * each:,.1f} MB in all")
     assert "has joined the run in" in joined_line(run) and "workers 0, 1 of 2" in joined_line(run)
+
+
+@pytest.mark.parametrize(
+    ("rule", "word"),
+    [
+        ("constant", "at most"),
+        ("ramp --batch.first 8 --batch.last 4 --batch.over_samples 99", "about"),
+    ],
+)
+def test_all_that_a_run_will_send_has_the_final_mean(
+    rule: str, word: str, small: list[str]
+) -> None:
+    """8 syncs with 1 bit per value and a magnitude of 2 bytes per block, and a mean with 4 bits
+    and a scale of 4 bytes. A batch that can fall makes more syncs.
+    """
+    words = f"--run.tokens 8192 --wire.format int1 --model.hidden_size 256 --batch.rule {rule}"
+    settings, _ = take_settings([*small, *words.split()])
+    run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
+    blocks = 8 * (256 / 8 + 2) / 256 + (128 / 2 + 4) / 128
+    sent = opening_lines(run)[2]
+    megabytes = blocks * run.algorithm.num_parameters / 1e6
+    assert sent.endswith(f" MB per worker, {word} {megabytes:,.1f} MB in all")
 
 
 def test_trainers_of_one_worker_that_never_merge_send_nothing(run: TrainingRun) -> None:

@@ -6,7 +6,7 @@ import sys
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.distributed.placement.threads import num_cores
-from adloco.distributed.wire.plain import PlainWire
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -68,8 +68,8 @@ def _budget(run: TrainingRun) -> str:
         changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
             changes.append("fewer because rounds become longer")
-        elif not isinstance(recipe.batch, ConstantBatch):
-            changes.append("fewer if the batch grows")
+        elif not _steady(run):
+            changes.append("fewer if the batch grows, more if it falls")
         many = counted(rounds, "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
     return "budget: " + ", ".join(words)
@@ -78,6 +78,11 @@ def _budget(run: TrainingRun) -> str:
 def _merges(run: TrainingRun) -> bool:
     """True if trainers may still merge."""
     return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
+
+
+def _steady(run: TrainingRun) -> bool:
+    """True if the budget makes as many rounds whatever the batch rule decides."""
+    return isinstance(run.recipe.batch, ConstantBatch) or not run.recipe.run.tokens
 
 
 def _rounds(run: TrainingRun) -> int | None:
@@ -100,15 +105,25 @@ def _sent(run: TrainingRun) -> str:
         return ""
     if max(sizes) == 1 and not _merges(run):
         return "nothing is sent: each trainer has one worker, and trainers do not merge"
-    wire, shown = recipe.wire, ROUND["bytes_communicated"].text
-    per_value = 4.0 if isinstance(wire, PlainWire) else wire.block_bytes / wire.block
-    each = per_value * run.algorithm.num_parameters
+    syncing, parameters = recipe.syncing, run.algorithm.num_parameters
+    shown = ROUND["bytes_communicated"].text
+    each = _per_value(syncing.wire) * parameters
+    # Workers that have diverged are averaged once more at the end.
+    final = _per_value(syncing.difference_wire) * parameters * syncing.diverges(max(sizes))
     if _merges(run):
         rest = "; each merge sends more"
+    elif rounds is None:
+        rest = ""
     else:
-        rest = "" if rounds is None else f", at most {shown(each * rounds)} in all"
+        most = "at most" if _steady(run) else "about"
+        rest = f", {most} {shown(each * rounds + final)} in all"
     first = "nothing is sent until trainers merge; from then on " if max(sizes) == 1 else ""
     return f"{first}a sync sends {shown(each)} per worker{rest}"
+
+
+def _per_value(wire: WireFormat | None) -> float:
+    """Bytes of a value that is sent; wire None: in float32."""
+    return 4.0 if wire is None else wire.block_bytes / wire.block
 
 
 def _explained(run: TrainingRun) -> list[str]:
