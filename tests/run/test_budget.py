@@ -136,6 +136,25 @@ def test_a_schedule_that_ends_with_another_budget_is_noticed(
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_lowered_budget_that_the_schedule_outlasts_is_noticed(
+    small: list[str], tmp_path: Path
+) -> None:
+    rounds = make_run("diloco", [*small, "--run.checkpoint_every", "1"]).rounds()
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+
+    def told(tokens: str) -> bool:
+        expected = (
+            f"learning_rate.total_tokens is 8,000 and run.tokens {int(tokens):,}, so the learning "
+            "rate does not end its fall with the run; with run.tokens 8,000 it does"
+        )
+        return expected in TrainingRun.resume(tmp_path / "run", [("run.tokens", tokens)]).notices
+
+    assert told("4096")
+    assert not told("4096"), "the folder has it already"
+    assert not told("8000")
+
+
 @pytest.mark.parametrize(
     ("rule", "cut"),
     [

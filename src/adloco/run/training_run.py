@@ -64,6 +64,7 @@ from adloco.run.stored import (
 )
 from adloco.run.trackers import Trackers
 from adloco.run.trained import text_sample
+from adloco.run.unusual import other_schedule
 from adloco.tasks.island_texts import fewer_texts, of_island
 
 
@@ -226,9 +227,10 @@ class TrainingRun:
             run = TrainingRun(parts, folder, stored, copies)
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
+            before = own_limits(folder)
             if not placement.agree((folder / SUMMARY).exists()):
-                state, before = run.algorithm.state, own_limits(folder)
-                run._budget.check_lowered(state, run._next_round(), before, folder)
+                state, size = run.algorithm.state, run._next_round()
+                run._budget.check_lowered(state, size, before, folder)
             names = ", ".join(change.setting for change in stored.changes)
             require(
                 # Ranks that remain after a failure drop workers also when only the report is left.
@@ -240,6 +242,8 @@ class TrainingRun:
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
             run.notices += fewer_texts(recipe.data, recipe.method)
+            if run.recipe.run.limits != before:
+                run.notices += filter(None, [other_schedule(run.recipe, resumed=True)])
             if limit:
                 run.notices.append(f"memory ran out before: micro-batches of at most {limit}")
             set_rng_state(stored.about["rng"], run.device)

@@ -1,4 +1,6 @@
-"""What is unusual in the recipe of a new run, as sentences that are said before its first round."""
+"""What is unusual in the recipe of a run that begins, as sentences that are said before its first
+round; and in one that is resumed with another budget.
+"""
 
 import math
 
@@ -28,10 +30,14 @@ def cut_batches(recipe: Recipe) -> str:
     )
 
 
-def other_schedule(recipe: Recipe) -> str:
+def other_schedule(recipe: Recipe, *, resumed: bool = False) -> str:
     """A sentence if the learning rate falls over other tokens than the run has, as it does where a
     recipe from a run's folder gets another budget, or has no warm-up for want of tokens; empty if
     neither is so.
+
+    Args:
+        recipe: The run's recipe.
+        resumed: True if the run has begun, so that only its budget can change.
     """
     rate, tokens = recipe.learning_rate, recipe.run.tokens
     if rate.warmup_fraction and not rate.total_tokens:
@@ -39,9 +45,11 @@ def other_schedule(recipe: Recipe) -> str:
             "learning_rate.warmup_fraction is a part of learning_rate.total_tokens, which is 0 "
             "without run.tokens, so there is no warm-up"
         )
+    advice = f"with run.tokens {rate.total_tokens:,} it does"
     return (
         f"learning_rate.total_tokens is {rate.total_tokens:,} and run.tokens {tokens:,}, so the "
-        "learning rate does not end its fall with the run; total_tokens 0 is run.tokens"
+        "learning rate does not end its fall with the run; "
+        f"{advice if resumed else 'total_tokens 0 is run.tokens'}"
         if rate.shape != "constant" and 0 < tokens != rate.total_tokens
         else ""
     )
