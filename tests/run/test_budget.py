@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,6 +278,26 @@ def test_a_schedule_that_has_fallen_cannot_become_longer(
         assert main(["train", "--resume", str(run), "--run.tokens", less]) == 2
         assert "run.tokens must be >= 4,096, which the run in" in capsys.readouterr().err
     assert (run / "recipe.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("trainers", "policy", "dropped", "ends"),
+    [
+        (1, "none", "[1]", False),
+        (2, "none", "[1, 2]", False),
+        (2, "none", "[1]", True),
+        (2, "smallest", "[1, 2]", True),  # After a merge, one trainer has both that are left.
+    ],
+)
+def test_a_budget_in_syncs_needs_two_living_workers(
+    trainers: int, policy: str, dropped: str, ends: bool
+) -> None:
+    words = ["--method.num_trainers", f"{trainers}", "--merge.policy", policy]
+    words += ["--method.dropped", dropped, "--run.syncs", "3"]
+    given, _ = take_settings([*NO_TOKENS, *words])
+    values = override(read_values("diloco"), given)
+    with nullcontext() if ends else pytest.raises(ValueError, match="run.syncs alone never ends"):
+        build_recipe(values)
 
 
 def test_a_schedule_needs_an_end(

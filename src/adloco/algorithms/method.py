@@ -7,6 +7,7 @@ and `syncing` join those that belong together.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -156,6 +157,13 @@ class Method:
         nothing at a sync.
         """
         return self.after_merges(policy)[0] > 1
+
+    def living_sync(self, policy: MergePolicy) -> bool:
+        """True as `syncs`, of the workers that train: those that are dropped sync no more."""
+        living = self.living_workers
+        of_trainers = Counter(worker // self.workers_per_trainer for worker in living)
+        most = max(of_trainers.values()) if isinstance(policy, NoMerge) else len(living)
+        return most > 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,7 +182,7 @@ class Recipe:
     def __post_init__(self) -> None:
         others = self.run.tokens or self.run.rounds or self.run.inner_steps
         require(
-            bool(others) or self.syncs,
+            bool(others) or self.method.living_sync(self.merge),
             "run.syncs alone never ends a run in which nothing is synced; give run.tokens, "
             "run.rounds or run.inner_steps",
         )
