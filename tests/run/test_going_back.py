@@ -72,6 +72,17 @@ def test_changes_of_rounds_that_are_trained_again_are_forgotten(
     assert recorded() == []
 
 
+def test_a_run_that_failed_and_was_taken_back_has_failed(folder: Path) -> None:
+    """Without its last line, which says that it ended, the run was killed."""
+    starts = folder / "starts.jsonl"
+    starts.write_text(starts.read_text().splitlines(keepends=True)[0])
+    go_back(folder, 1)
+    summary = train(resume=folder).summary
+    assert (summary["interruptions"], summary["tokens_repeated"]) == (1, 0)
+    _, back, *_ = read_starts(folder)
+    assert back.kind == "rewind" and back.seconds_lost == summary["seconds_lost"]
+
+
 def test_a_machine_that_has_only_parts_of_workers(folder: Path) -> None:
     """Rank 0, on another machine, has the parts `run`, the records and the starts."""
     for file in [*folder.glob("checkpoints/*/run.*"), *folder.glob("*.jsonl")]:

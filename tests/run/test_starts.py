@@ -13,6 +13,7 @@ from adloco.cli.main import main
 from adloco.cli.run_text import interruptions_text
 from adloco.cli.view import LiveView
 from adloco.errors import RunWarning
+from adloco.report.interruptions import interruption_table
 from adloco.run import starts
 from adloco.run.checkpoint import newest
 from adloco.run.part_file import read_part
@@ -85,6 +86,25 @@ def test_what_ranks_lose_that_regroup_in_place() -> None:
     joined = start_after([BEGUN, regrouped], "join", here, here, 1045.0)
     assert lost(joined) == (False, 0, 0.0, 0.0)
     assert failure_cost([BEGUN, regrouped, joined], 35.0)["seconds_lost"] == 10.0
+
+
+def test_a_failure_before_a_rewind_is_counted() -> None:
+    """The run begins at 1000, ends round 6 after 60 s, and fails. At 1070 somebody takes it back to
+    round 4, and resumes it at 1075. The 20 s of training that are given up are not lost.
+    """
+    at, reached = point(4, 400, 40.0), point(6, 600, 60.0)
+    back = start_after([BEGUN], "rewind", at, reached, 1070.0)
+    assert lost(back) == (True, 0, 0.0, 10.0)
+    resumed = start_after([BEGUN, back], "resume", at, at, 1075.0)
+    assert lost(resumed) == (False, 0, 0.0, 5.0)
+    starts = [BEGUN, back, resumed]
+    assert [*failure_cost(starts, 90.0).values()] == [1, 0, 10.0, 0.9]
+    table = [row[0].text for row in interruption_table(starts).rows]
+    assert table == ["taken back after a failure", "resumed after a stop"]
+    # Neither a second rewind nor one after a stop is a failure.
+    assert lost(start_after([BEGUN, back], "rewind", at, at, 1075.0)) == (False, 0, 0.0, 5.0)
+    stop = start_after([BEGUN], "stop", reached, reached, 1060.0)
+    assert lost(start_after([BEGUN, stop], "rewind", at, reached, 1070.0)) == (False, 0, 0.0, 10.0)
 
 
 @pytest.mark.parametrize(("reached", "failed", "repeated"), [(400, False, 0), (600, True, 200)])

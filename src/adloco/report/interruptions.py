@@ -9,6 +9,7 @@ from adloco.run.starts import Start, failure_cost
 
 GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks joined"}
 """Kinds of starts after the first, in words."""
+WORDS = GOING_ON | {"rewind": "taken back"}
 
 
 def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
@@ -29,7 +30,7 @@ def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[st
 
 
 def interruption_table(starts: Sequence[Start]) -> Table:
-    """A table of the starts after the first."""
+    """A table of the starts after the first, and of rewinds after a failure."""
     columns: dict[str, Callable[[Start], str]] = {
         "start": _what,
         "time (UTC)": lambda start: f"{datetime.fromtimestamp(start.time, UTC):%Y-%m-%d %H:%M:%S}",
@@ -38,7 +39,7 @@ def interruption_table(starts: Sequence[Start]) -> Table:
         "time repeated": lambda start: readable(start.seconds_repeated, TIMES),
         "time down": lambda start: readable(start.seconds_down, TIMES),
     }
-    after = [start for start in starts if start.kind in GOING_ON]
+    after = [start for start in starts if start.kind in GOING_ON or start.failed]
     note = (
         "Time repeated is what rounds that are trained again took the first time. Time down is "
         "the rest of the time in which nothing that counts was trained: lost after a failure, a "
@@ -50,4 +51,4 @@ def interruption_table(starts: Sequence[Start]) -> Table:
 
 def _what(start: Start) -> str:
     cause = "failure" if start.failed else "stop"
-    return GOING_ON[start.kind] + ("" if start.kind == "join" else f" after a {cause}")
+    return WORDS[start.kind] + ("" if start.kind == "join" else f" after a {cause}")

@@ -43,11 +43,12 @@ def go_back(folder: Path, round: int) -> list[str]:
             shutil.rmtree(aside, ignore_errors=True)  # Of an earlier return.
             path.replace(aside)
         records = Records(folder)
+        reached = Point.of(records.newest())
         records.cut(round)
         cut_changes(folder, round)
         if (folder / STARTS).exists():  # Only where rank 0 lives.
             here = Point.of(records.newest())
-            Starts(folder, writes=True).add("rewind", here, here)
+            Starts(folder, writes=True).add("rewind", here, reached)
         (folder / SUMMARY).unlink(missing_ok=True)  # The run has not ended any more.
     return [UNDONE + path.name for path in newer]
 

@@ -65,7 +65,7 @@ class Start:
     seconds: Seconds
     """These three are the point from which training continues, see `Point`."""
     failed: bool = False
-    """True if training had ended before it without `stop`."""
+    """True if training had ended before it without `stop`, and no rewind says so already."""
     tokens_repeated: Count = 0
     """Tokens of complete rounds that are trained again."""
     seconds_repeated: Seconds = 0.0
@@ -197,20 +197,21 @@ def start_after(
         now: Seconds since 1970.
     """
     here = Start(kind=kind, time=round(now, 3), **asdict(at))
-    if kind not in ("resume", "regroup"):
+    if kind not in ("resume", "regroup", "rewind"):
         return here
     last = before[-1] if before else None
     # A stop within a round has come further than the newest record.
     tokens, clock = max((point.tokens, point.seconds) for point in (at, reached, last or at))
     if tokens == at.tokens:
         clock = at.seconds
+    again = kind != "rewind"  # What a rewind gives up is not lost.
     # Without room for a line none was written, which would tell a stop from a failure.
-    failed = last.kind not in ("stop", "rewind") if last else tokens > at.tokens
+    failed = last.kind not in ("stop", "rewind") if last else again and tokens > at.tokens
     ended = now if last is None else last.time + (clock - last.seconds) * failed
     return replace(
         here,
         failed=failed,
-        tokens_repeated=tokens - at.tokens,
-        seconds_repeated=round(max(0.0, clock - at.seconds), 3),
+        tokens_repeated=again * (tokens - at.tokens),
+        seconds_repeated=round(again * max(0.0, clock - at.seconds), 3),
         seconds_down=round(max(0.0, now - ended), 3),  # Clocks of machines may differ.
     )
