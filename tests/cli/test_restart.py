@@ -46,6 +46,26 @@ def test_it_begins_a_run_resumes_it_and_ends_with_it(
     assert numbers_of(parts) == numbers_of(whole)
 
 
+def test_a_longer_budget_is_not_another_recipe(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of the schedule follows from the budget, and the part that is its warm-up."""
+    wsd = ["--learning_rate.shape", "wsd", "--learning_rate.warmup_fraction", "0.02"]
+    words = ["train", "diloco", *small, *wsd, "--restart", "--run.tokens"]
+    rounds = make_run("diloco", [*small, *wsd, "--run.tokens", "4096"]).rounds()
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert main([*words, "8192"]) == 0
+    assert numbers_of(tmp_path / "run")[-1]["tokens"] == 8192
+    capsys.readouterr()
+    warmup = ["--learning_rate.warmup_fraction", "0.001"]
+    other = ["--learning_rate.total_tokens", "9999"]
+    for changed, name in ((other, "total_tokens (8192"), (warmup, "warmup_fraction (0.01 there")):
+        assert main([*words, "8192", *changed]) == 2
+        assert f"by learning_rate.{name}" in capsys.readouterr().err
+
+
 @NEEDS_ELASTIC
 def test_a_machine_that_comes_after_the_end_waits_for_nobody(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -17,6 +17,7 @@ from adloco.data.tokenizers import Tokenizer, load_tokenizer
 from adloco.discovery import lab_modules
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
+from adloco.rules.learning_rate import LearningRate
 from adloco.run import checkpoint
 from adloco.run.budget import part_used
 from adloco.run.changes import (
@@ -315,12 +316,12 @@ def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
     )
     if not_begun(folder) or not (folder / RECIPE).is_file():
         return None
-    there = deciding_settings(resumed_recipe(folder, (), trust_recipe=trust_recipe))
-    total = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
+    own = resumed_recipe(folder, (), trust_recipe=trust_recipe)
+    there, rate = deciding_settings(own), _of_budget(recipe.learning_rate, own.learning_rate)
     # A run keeps what "auto" has found, and what was changed on a resume.
     differing = [
         f"{name} ({there.get(name)} there, {value} here)"
-        for name, value in deciding_settings(replace(recipe, learning_rate=total)).items()
+        for name, value in deciding_settings(replace(recipe, learning_rate=rate)).items()
         if there.get(name) != value and value != "auto" and name not in changeable()
     ]
     require(
@@ -329,6 +330,19 @@ def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
         "restart that recipe, or use another --run.folder",
     )
     return folder
+
+
+def _of_budget(rate: LearningRate, own: LearningRate) -> LearningRate:
+    """The schedule of a recipe, with what follows from the budget as a run in its folder has it:
+    the end, unless the recipe names it, and the smaller part that is the warm-up of a wsd schedule
+    that became longer (`LearningRate.lengthened`).
+    """
+    if rate.total_tokens:
+        return rate
+    warmup = rate.warmup_fraction
+    if rate.shape == "wsd":
+        warmup = min(warmup, own.warmup_fraction)
+    return replace(rate, total_tokens=own.total_tokens, warmup_fraction=warmup)
 
 
 def is_complete(folder: Path, recipe: Recipe) -> bool:
