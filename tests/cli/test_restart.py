@@ -66,6 +66,30 @@ def test_a_longer_budget_is_not_another_recipe(
         assert f"by learning_rate.{name}" in capsys.readouterr().err
 
 
+def test_values_that_the_recipe_file_has_since_are_named(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run keeps those that it has; one on the line is taken."""
+    file, folder = tmp_path / "mine.toml", tmp_path / "run"
+    file.write_text("[inner]\nlr = 0.001\n[run]\nkeep_checkpoints = 3\nprecision = 'auto'\n")
+    words = ["train", str(file), *small, "--run.rounds", "1", "--restart"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "--restart" not in capsys.readouterr().out
+    file.write_text("[inner]\nlr = 0.0001\n[run]\nkeep_checkpoints = 2\nprecision = 'auto'\n")
+    sentence = (
+        "the run keeps inner.lr 0.001 (0.0001 in the recipe), because --restart changes only what "
+        "is on the line; give there what is to change"
+    )
+    again = [*words, "--run.keep_checkpoints", "4", "--run.rounds", "2"]
+    assert main(again) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert not (folder / "changes.jsonl").exists()
+    assert main([*again, "--run.rounds", "3", "--inner.lr", "0.0001"]) == 0
+    assert "--restart" not in capsys.readouterr().out
+
+
 @NEEDS_ELASTIC
 def test_a_machine_that_comes_after_the_end_waits_for_nobody(
     small: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

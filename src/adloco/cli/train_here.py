@@ -13,7 +13,7 @@ from adloco.cli.rank_processes import RankEnd
 from adloco.cli.terminal import open_console, say, working
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
-from adloco.config.recipe import build_recipe
+from adloco.config.recipe import build_recipe, read_values
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
@@ -27,7 +27,7 @@ from adloco.errors import RankFailureError
 from adloco.run.recovery import LostPartsError
 from adloco.run.saving import Copies
 from adloco.run.starts import Kind
-from adloco.run.stored import begun_run, changeable, resumed_recipe
+from adloco.run.stored import begun_run, changeable, kept_values, resumed_recipe
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class _Process:
         """Begin the run, or resume it; return it and the settings that it was given."""
         given: Settings = self._arguments.settings
         begun = self._regrouping.folder if self._regrouping else None
-        folder = begun or self._arguments.resume or self._restarted()
+        restarted = None if begun else self._restarted()
+        folder = begun or self._arguments.resume or restarted
         if folder and not self._arguments.resume:
             given = [(name, text) for name, text in given if name in changeable()]
         if self._regrouping and begun:
@@ -156,6 +157,9 @@ class _Process:
                 if folder
                 else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
             )
+        if restarted:
+            recipe, file = self._arguments.read_recipe(), self._arguments.recipe or "adloco"
+            run.notices += filter(None, [kept_values(recipe, read_values(file), run.recipe)])
         self._ending.run, self._ending.folder = run, run.folder
         self._alerts.about = str(run.folder)
         if self._failure:

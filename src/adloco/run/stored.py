@@ -332,6 +332,30 @@ def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
     return folder
 
 
+def kept_values(recipe: Recipe, file: Mapping[str, Mapping[str, Any]], own: Recipe) -> str:
+    """A sentence that names the values of a recipe's file that a restarted run does not take over;
+    empty if there are none.
+
+    Args:
+        recipe: The recipe with the settings of the line.
+        file: The values of its file, by section and key.
+        own: The recipe with which the run resumes.
+    """
+    given, values = named_settings(recipe), named_settings(own)
+    named = {f"{section}.{key}" for section, keys in file.items() for key in keys}
+    kept = [
+        f"{name} {values[name]} ({given[name]} in the recipe)"
+        for name in sorted(named & {*changeable()})
+        if values.get(name) != given[name]
+    ]
+    return (
+        f"the run keeps {', '.join(kept)}, because --restart changes only what is on the line; "
+        "give there what is to change"
+        if kept
+        else ""
+    )
+
+
 def _of_budget(rate: LearningRate, own: LearningRate) -> LearningRate:
     """The schedule of a recipe, with what follows from the budget as a run in its folder has it:
     the end, unless the recipe names it, and the smaller part that is the warm-up of a wsd schedule
