@@ -20,6 +20,7 @@ from adloco.cli.main import parse_line
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.plan.cluster import read_cluster
+from adloco.run.changes import is_recorded
 from adloco.study.arms import parse_arm
 from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC, PAGES, README, ROOT, blocks, console_lines
 
@@ -168,6 +169,15 @@ def test_the_reference_of_settings_is_that_of_the_code(monkeypatch: pytest.Monke
     make_settings = importlib.import_module("make_settings")
     told = "write it again with .venv/bin/python docs/make_settings.py"
     assert make_settings.page() == make_settings.PAGE.read_text(), told
+
+
+def test_all_settings_that_may_change_on_resume_and_decide_the_numbers_are_named() -> None:
+    page = (ROOT / "docs" / "run-folder.md").read_text()
+    section = page.partition("## Changes on resume")[2].partition("\n## ")[0]
+    names = [name for name in setting_facts() if is_recorded(name)]
+    assert len(names) > 5
+    for name in names:
+        assert f"`{name}`" in section or name.startswith("outer.gate_"), name
 
 
 def test_excerpts_stand_in_the_examples() -> None:
