@@ -161,7 +161,10 @@ def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     merges = sum(len(record["merges"]) for record in run.records.read())
     assert len(lines) == len(run.records.read()) + merges
     assert all("tok/s" in line or "merged into" in line for line in lines)
-    closing = closing_lines(run, run.finish(), run.records.read())
+    # A run that was resumed is several processes, each with a peak of its own.
+    first, *others = run.records.read()
+    closing = closing_lines(run, run.finish(), [first | {"memory_bytes": 2**50}, *others])
+    assert "evaluation and checkpoints, 1,073,741,824 MiB of memory at most" in closing[1]
     assert f"{merges} merge" in closing[2]
     assert "samples requested" in closing[2] and "used" in closing[2]
     assert f"  {tmp_path / 'run' / 'report.html'}" in closing

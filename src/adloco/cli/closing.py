@@ -8,13 +8,12 @@ from adloco.cli.run_text import (
     clock,
     interruptions_text,
     measured_text,
-    number_text,
     saved_text,
     sent_text,
     wire_name,
     wire_text,
 )
-from adloco.metrics import Metric, Record, validation, values
+from adloco.metrics import ROUND, Metric, Record, validation, values
 from adloco.report.page import PAGE
 from adloco.report.readable import counted, span
 from adloco.rules.outcome import of_newest_text
@@ -37,6 +36,7 @@ def closing_lines(
     last = records[-1]
     merges = sum(len(record["merges"]) for record in records)
     rows = [row for record in records for row in record["trainers"]]
+    memory = max(record["memory_bytes"] for record in records)
     folder = shlex.quote(str(run.folder))
     sample = summary["sample"]
     generate = [f"  adloco generate {folder} --prompt 'Some text'"] * run.recipe.task.generates
@@ -49,7 +49,7 @@ def closing_lines(
         *_islands(last, run.recipe.task.measures),
         f"{summary['tokens']:,} tokens in {counted(summary['rounds'], 'round')} and "
         f"{clock(summary['seconds'])}: {summary['tokens'] / summary['seconds']:,.0f} tokens/s with "
-        f"evaluation and checkpoints, {number_text(last, 'memory_bytes')} of memory at most",
+        f"evaluation and checkpoints, {ROUND['memory_bytes'].text(memory)} of memory at most",
         f"batch: {span([row['requested_batch'] for row in rows])} samples requested, "
         f"{span([row['trainer_batch'] for row in rows])} used; {counted(merges, 'merge')}, "
         f"{counted(len(last['trainers']), 'trainer')} in the last round",

@@ -24,7 +24,7 @@ Usage = dict[str, dict[str, int | None]]
 
 
 class Memory:
-    """Measures the memory of each phase, and the peak of the whole run."""
+    """Measures the memory of each phase, and the peak of this process since it began or resumed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
