@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import shutil
 import threading
 import time
@@ -27,6 +28,7 @@ from adloco import (
     OuterOptimizer,
     Problem,
     SwitchMode,
+    TensorSource,
 )
 from adloco.algorithms.building import is_compiled
 from adloco.algorithms.make_reports import report_sync
@@ -35,6 +37,7 @@ from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SyncStats
 from adloco.distributed.wire.int4 import Int4
 from adloco.rules.batch_rules.seesaw import Seesaw
+from adloco.rules.shares import EqualShares
 from adloco.rules.sync_schedule import Streaming
 from tests.problems import (
     BlockLM,
@@ -500,10 +503,14 @@ def test_hooks_and_attributes_of_parameters_are_those_of_every_worker(hook: bool
         assert moved.tolist() == [[False, True, True]]
 
 
-def test_functions_of_a_model_act_on_its_own_copy() -> None:
+@pytest.mark.parametrize("hook", [True, False])
+def test_functions_of_a_model_act_on_its_own_copy(hook: bool) -> None:
     def build() -> nn.Module:
         model = nn.Sequential(linear())
-        model.forward = lambda values: model[0](values)  # type: ignore[method-assign]
+        if hook:
+            model.register_forward_hook(lambda module, given, out: model[0](*given))
+        else:
+            model.forward = lambda values: model[0](values)  # type: ignore[method-assign]
         return model
 
     run, plain = (make_run(build_model=each) for each in (build, lambda: nn.Sequential(linear())))
@@ -831,3 +838,37 @@ def test_a_state_is_continued_with_the_rates_of_the_new_run() -> None:
     assert outer is not None
     assert (optimizer.param_groups[0]["lr"], outer.param_groups[0]["lr"]) == (1e-4, 0.1)
     assert outer.param_groups[0]["momentum"] == 0.3
+
+
+def test_one_inner_optimizer_needs_no_list() -> None:
+    run = make_run(inner=lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
+    assert run.round() is not None
+    assert params_of(run).equal(params_of_round())
+
+
+def params_of_round() -> torch.Tensor:
+    run = make_run()
+    run.round()
+    return params_of(run)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, math.nan], [1.0, -1.0], [1.0]])
+def test_shares_that_are_no_positive_numbers_are_refused(weights: list[float]) -> None:
+    class Own(EqualShares):
+        def weights(self, *told: object) -> list[float]:
+            return weights
+
+    with pytest.raises(ValueError, match=r"^placement\.balance must give a positive number .* 2"):
+        make_run(shares=Own()).round()
+
+
+def test_a_source_that_gives_other_samples_than_it_was_asked_for_is_refused() -> None:
+    class Ends(TensorSource):
+        def read(self, stream: int, position: int, count: int) -> Any:
+            first, second = super().read(stream, position, count)
+            return first[: 10 - position], second[: 10 - position]
+
+    data = regression(2)
+    run = make_run(data=Ends(*data.tensors, num_streams=2))
+    with pytest.raises(ValueError, match=r"position=8, count=4\) must give 4 samples"):
+        run.round()

@@ -398,6 +398,22 @@ def test_muon_takes_no_embedding_and_no_head_of_other_names(
     assert [name for name in names if not any(part in name for part in layers)] == taken
 
 
+def test_an_optimizer_that_counts_in_its_groups_goes_on_counting() -> None:
+    """It has no state of parameters, so all that is saved stands in the groups."""
+
+    class Slower(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1, "steps": 0})
+
+        def step(self, closure: Any = None) -> None:
+            self.param_groups[0]["steps"] += 1
+
+    before, now = (Slower([nn.Parameter(torch.ones(2))]) for _ in range(2))
+    before.step()
+    load_optimizer(now, before.state_dict())
+    assert now.param_groups[0]["steps"] == 1
+
+
 def test_a_state_of_another_optimizer_is_refused() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
     parameters[0].grad = torch.ones(2)

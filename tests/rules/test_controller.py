@@ -3,8 +3,10 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.norm_test import UNKNOWN, NormTest
 from adloco.rules.controller import NORM_FALL, NORM_NOISE, NORM_WANDER, BatchController, BatchGuards
 from adloco.rules.level import Level
@@ -166,3 +168,21 @@ def test_the_norm_falls_between_tests_and_is_kept() -> None:
     other.load_state_dict(one.state_dict())
     assert other.estimate is not None
     assert other.estimate.grad_norm_sq == pytest.approx(norm.value)
+
+
+@pytest.mark.parametrize("answer", [8.0, math.nan, None, "8"])
+def test_a_rule_requests_whole_numbers(answer: object) -> None:
+    class Rule(ConstantBatch):
+        def requested(self, *told: object) -> int:
+            return answer  # type: ignore[return-value]
+
+    with pytest.raises(ValueError, match=f"a whole number of samples, got {answer!r} from Rule"):
+        BatchController(Rule(), BatchGuards())
+
+
+def test_a_whole_number_of_numpy_becomes_one_of_python() -> None:
+    class Rule(ConstantBatch):
+        def requested(self, *told: object) -> int:
+            return np.int64(5)  # type: ignore[return-value]
+
+    assert type(BatchController(Rule(), BatchGuards()).requested_batch) is int

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adloco.rules.merge import assign_workers
+from adloco.rules.merge import Merge, assign_workers
 from adloco.rules.merge_policies.largest_with_smallest import MergeLargestWithSmallest
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.rules.merge_policies.smallest import MergeSmallest
@@ -38,6 +38,26 @@ def test_more_asked_for_than_there_are() -> None:
         assert merge is not None
         assert (merge.survivor, merge.absorbed) == (1, (0,))
         assert policy.decide(1, {1: 2}) is None
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [
+        Merge(survivor=0, absorbed=(1,), weights={0: 1.0}),
+        Merge(survivor=0, absorbed=(1,), weights={0: 1.0, 1: 1.0}),
+        Merge(survivor=0, absorbed=(0, 1), weights={0: 0.5, 1: 0.5}),
+        Merge(survivor=0, absorbed=(1, 1), weights={0: 0.5, 1: 0.5}),
+        Merge(survivor=0, absorbed=(1,), weights={0: 0.5, 1: 0.25, 2: 0.25}),
+        Merge(survivor=0, absorbed=(9,), weights={0: 0.5, 9: 0.5}),
+        Merge(survivor=9, absorbed=(1,), weights={9: 0.5, 1: 0.5}),
+        Merge(survivor=0, absorbed=(), weights={0: 1.0}),
+        Merge(survivor=0, absorbed=(1,), weights={0: -0.5, 1: 1.5}),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused(merge: Merge) -> None:
+    Merge(survivor=0, absorbed=(1, 2), weights={0: 1.0, 1: 0.0, 2: 0.0}).check([0, 1, 2])
+    with pytest.raises(ValueError, match=r"^merge\.policy must .* \[0, 1, 2\], .* got Merge"):
+        merge.check([0, 1, 2])
 
 
 def test_when() -> None:

@@ -151,16 +151,12 @@ def _copy(model: nn.Module, problem: Problem) -> nn.Module:
 
 
 def _has_functions(model: nn.Module) -> bool:
-    """True if hooks of parameters, or functions that modules have as attributes, may act on this
-    very model.
+    """True if hooks of parameters, or functions that modules have as attributes or hooks, may act
+    on this very model.
     """
-    functions = [
-        value
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, FunctionType)
-    ]
-    return any(function.__closure__ for function in functions) or any(
+    owned = [value for module in model.modules() for value in vars(module).values()]
+    owned += [each for value in owned if isinstance(value, dict) for each in value.values()]
+    return any(isinstance(each, FunctionType) and each.__closure__ for each in owned) or any(
         parameter._backward_hooks or parameter._post_accumulate_grad_hooks
         for parameter in model.parameters()
     )

@@ -51,7 +51,8 @@ class Source(Protocol):
         ...
 
     def read(self, stream: int, position: int, count: int) -> Any:
-        """Read the samples position ... position + count - 1 of a stream, as a batch.
+        """Read the samples position ... position + count - 1 of a stream, as a batch; after the
+        last one its first one comes again.
 
         They depend only on these numbers and on a seed, not on earlier reads. Threads of several
         workers call it at once.
@@ -71,7 +72,8 @@ class Problem:
     """The training problem: a model, its loss and its data."""
 
     build_model: Callable[[], nn.Module]
-    """Makes the model. Called once on each rank; every worker starts from a copy of rank 0's."""
+    """Makes a new model. Called on each rank, and for each worker if the model has functions or
+    hooks of its own; every worker starts from a copy of rank 0's."""
     loss_fn: LossFunction
     """(model, batch) -> mean loss over the batch's samples. `model` can be a wrapper (DDP or a
     compiled model), so the function should only call it and not read its attributes."""

@@ -239,7 +239,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     """
     if not saved["state"]:
         forget(optimizer)
-        return
+        if _begins_with_zeros(optimizer):
+            return
     sizes, own_sizes = (
         [len(group["params"]) for group in groups]
         for groups in (saved["param_groups"], optimizer.param_groups)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class InnerFactory(Protocol):
-    """Builds a worker's inner optimizers, which together cover every trainable parameter once."""
+    """Builds a worker's inner optimizer, or several that together cover every trainable parameter
+    once.
+    """
 
-    def __call__(self, model: nn.Module, /) -> Sequence[Optimizer]: ...
+    def __call__(self, model: nn.Module, /) -> Optimizer | Sequence[Optimizer]: ...
 
 
 class OuterFactory(Protocol):

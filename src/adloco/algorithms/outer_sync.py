@@ -24,6 +24,7 @@ from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_d
 from adloco.distributed.comm.comm import Comm, Work
 from adloco.distributed.comm.sync_stats import SumStats
 from adloco.distributed.dtensor import converted, copied, in_memory_of, local
+from adloco.distributed.wire.wire_format import check_format
 from adloco.errors import require
 from adloco.rules.sync_schedule import SyncEvent
 
@@ -59,6 +60,8 @@ class OuterSync:
             for parameter in replica.params
         ]
         self.buffers = [buffer.clone() for buffer in replica.buffers]
+        if syncing.wire:
+            check_format(syncing.wire)
         self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
         if self.optimizer:
             require_all([self.optimizer], replica.names, self.global_params, "outer")

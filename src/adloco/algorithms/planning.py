@@ -85,10 +85,16 @@ class Planner:
         plans: dict[int, BatchPlan] = {}
         for trainer in state.trainers.values():
             size = trainer.requested_batch, len(trainer.worker_ids), self.ranks
+            weights = self.batching.shares.weights(trainer.worker_ids, state.speeds)
+            require(
+                len(weights) == size[1] and all(0 < weight < math.inf for weight in weights),
+                f"placement.balance must give a positive number for each of {size[1]} workers, got "
+                f"{weights}",
+            )
             # Whole numbers as near to the weights as these bounds allow.
             shares = proportional(
                 switch.clipped(*size),
-                self.batching.shares.weights(trainer.worker_ids, state.speeds),
+                weights,
                 minimum=self._smallest_share,
                 maximum=switch.most_per_worker(*size),
             )

@@ -216,6 +216,8 @@ class Round:
         state, parts = self._state, self._parts
         requests = {trainer.id: trainer.requested_batch for trainer in state.trainers.values()}
         merge = parts.merging.policy.decide(state.rounds_done, requests)
+        if merge:
+            merge.check(requests)
         # A merge averages global parameters, which diverged workers do not have.
         if merge or last:
             average_replicas(state, parts)

@@ -41,7 +41,13 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizers import InnerFactory, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.device import autocast, on_stream, read_later, to_device
+from adloco.distributed.device import (
+    autocast,
+    on_stream,
+    read_later,
+    require_samples,
+    to_device,
+)
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
@@ -89,7 +95,8 @@ class Worker:
         self.model = model
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
-        self.optimizers = list(inner(model))
+        built = inner(model)
+        self.optimizers = [built] if isinstance(built, torch.optim.Optimizer) else list(built)
         require_all(self.optimizers, self.replica.names, self.replica.params, "inner")
         for optimizer in self.optimizers:
             if isinstance(optimizer, Muon):
@@ -319,9 +326,9 @@ class Worker:
         own = plan.of_rank(self.engine.rank)
         for index, (offset, samples) in enumerate(own):
             # A rank without samples takes part in the reductions with one sample of weight 0.
-            batch = self._settings.problem.data.read(
-                self.stream, self.position + offset, max(samples, 1)
-            )
+            asked = self.stream, self.position + offset, max(samples, 1)
+            batch = self._settings.problem.data.read(*asked)
+            require_samples(batch, *asked)
             share = samples / plan.worker_batch
             compute = partial(self._pass, offset)
             with self.engine.reducing(last=index == len(own) - 1):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adloco.errors import require
+
 STREAMS = 32
 """Streams of a GPU that torch has; a new one is the next of them, in turn."""
 
@@ -77,6 +79,33 @@ def to_device(batch: Any, device: torch.device) -> Any:
         kind: Any = type(batch)
         return kind(*moved) if hasattr(batch, "_fields") else kind(moved)  # A named tuple.
     return batch
+
+
+def require_samples(batch: Any, stream: int, position: int, count: int) -> None:
+    """Raise ValueError if a source has given another number of samples than it was asked for, as
+    far as the first two dimensions of tensors and the lengths of lists show.
+    """
+    sizes = [*_sizes(batch)]
+    require(
+        not sizes or any(count in each for each in sizes),
+        f"data.read(stream={stream}, position={position}, count={count}) must give {count} samples "
+        f"(after the last one the first one again), got sizes of {sizes}",
+    )
+
+
+def _sizes(batch: Any) -> Iterator[tuple[int, ...]]:
+    """The sizes in a batch that may be its number of samples; none of an object with its own `to`,
+    which may keep samples in any way.
+    """
+    if isinstance(batch, Tensor):
+        yield tuple(batch.shape[:2])
+    elif hasattr(batch, "to") or isinstance(batch, str):
+        return
+    elif isinstance(batch, Mapping | Sequence):
+        if isinstance(batch, Sequence):
+            yield (len(batch),)
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _sizes(part)
 
 
 def pinned(batch: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ for a normal likelihood, and the share changes far less than they do.
 """
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -103,11 +104,11 @@ class BatchController:
         self.rule = rule
         self.guards = guards
         self.requested_batch = guards.initial
-        if rule.fewest_groups == 1:  # Its schedule begins with the first round.
-            first = rule.requested(None, self._point(0, decay=1.0))
-            self.requested_batch = max(guards.minimum, min(first, guards.maximum))
         self.measured: GradientEstimate | None = None
         """Measurements of the last tests."""
+        if rule.fewest_groups == 1:  # Its schedule begins with the first round.
+            first = self._requested(0, decay=1.0)
+            self.requested_batch = max(guards.minimum, min(first, guards.maximum))
         self._samples = 0
         self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
@@ -133,16 +134,25 @@ class BatchController:
             return
         if measured is not None:
             self._follow(measured, trainer_samples)
-        wanted = self.rule.requested(self.estimate, self._point(trainer_samples, decay))
+        wanted = self._requested(trainer_samples, decay)
         self.requested_batch = self.guards.limit(wanted, self.requested_batch)
 
-    def _point(self, samples: int, decay: float) -> TrainingPoint:
-        return TrainingPoint(
+    def _requested(self, samples: int, decay: float) -> int:
+        """The batch that the rule asks for."""
+        point = TrainingPoint(
             samples=samples,
             requested_batch=self.requested_batch,
             initial_batch=self.guards.initial,
             decay=decay,
         )
+        wanted = self.rule.requested(self.estimate, point)
+        try:
+            return operator.index(wanted)  # NumPy's whole numbers too.
+        except TypeError:
+            raise ValueError(
+                f"batch.rule must request a whole number of samples, got {wanted!r} from "
+                f"{type(self.rule).__name__}"
+            ) from None
 
     @property
     def estimate(self) -> GradientEstimate | None:

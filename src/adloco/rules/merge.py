@@ -8,11 +8,12 @@ parameters are averaged with the requests as weights. The survivor is the traine
 request among them; the others are absorbed, and their workers are freed for other trainers.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from adloco.errors import require_choices
+from adloco.errors import require, require_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,21 @@ class Merge:
     weights: Mapping[int, float]
     """Weight of each merged trainer by id, the survivor included: its request over the sum of their
     requests."""
+
+    def check(self, living: Collection[int]) -> None:
+        """Raise ValueError unless it joins different living trainers, with weights for them alone
+        that add up to 1.
+        """
+        merged = [self.survivor, *self.absorbed]
+        weights = self.weights.values()
+        require(
+            len(merged) == len({*merged} & {*living}) > 1
+            and self.weights.keys() == {*merged}
+            and all(weight >= 0 for weight in weights)
+            and math.isclose(sum(weights), 1),
+            "merge.policy must name a survivor and other trainers, each once, of "
+            f"{sorted(living)}, and a weight for each of these alone that add up to 1, got {self}",
+        )
 
 
 class MergePolicy(Protocol):

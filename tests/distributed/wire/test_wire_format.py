@@ -5,6 +5,7 @@ be.
 import math
 import struct
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
-from adloco.distributed.wire.wire_format import WireFormat, largest_whole
+from adloco.distributed.wire.wire_format import WireFormat, check_format, largest_whole
 
 FORMATS: list[WireFormat] = [
     Bf16(),
@@ -385,3 +386,25 @@ def test_bad_values(build: Callable[[], WireFormat], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         build()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("wire", FORMATS, ids=str)
+def test_formats_do_what_the_protocol_says(wire: WireFormat) -> None:
+    check_format(wire)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"encode": lambda values: Int8().encode(values.div_(2))}, "encode must leave the values"),
+        ({"encode": lambda values: values.half()}, "encode must give contiguous uint8"),
+        ({"decode": lambda blocks: Int8().decode(blocks).flatten()}, "decode must give finite"),
+        ({"decode": lambda blocks: Int8().decode(blocks) * math.nan}, "decode must give finite"),
+    ],
+)
+def test_a_format_that_does_not_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    own = {"block": 256, "block_bytes": Int8().block_bytes}
+    own |= {"encode": Int8().encode, "decode": Int8().decode}
+    wire: Any = SimpleNamespace(**own | changes)
+    with pytest.raises(ValueError, match=f"SimpleNamespace does not fit: {sentence}"):
+        check_format(wire)

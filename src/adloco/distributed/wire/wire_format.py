@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from adloco.errors import require
 from adloco.late import torch
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class WireFormat(Protocol):
         ...
 
     def encode(self, values: Tensor) -> Tensor:
-        """Encode blocks. The bytes of a block depend on its values alone.
+        """Encode blocks. The bytes of a block depend on its values alone, which stay as they are.
 
         Args:
             values: Finite float32 of shape (blocks, block).
@@ -60,6 +61,29 @@ class WireFormat(Protocol):
             Finite float32 of shape (blocks, block).
         """
         ...
+
+
+def check_format(wire: WireFormat) -> None:
+    """Raise ValueError unless a format does with two blocks what the protocol says."""
+    name = f"the wire format {type(wire).__name__} does not fit: "
+    values = torch.linspace(-1, 1, 2 * wire.block).view(2, wire.block)
+    given, shape = values.clone(), (2, wire.block_bytes)
+    encoded = wire.encode(given)
+    require(
+        torch.equal(given, values),
+        f"{name}encode must leave the values that it is given as they are",
+    )
+    require(
+        (encoded.dtype, encoded.shape) == (torch.uint8, shape) and encoded.is_contiguous(),
+        f"{name}encode must give contiguous uint8 of shape {shape}, got {encoded.dtype} of "
+        f"{tuple(encoded.shape)}",
+    )
+    decoded = wire.decode(encoded)
+    require(
+        decoded.shape == values.shape and bool(decoded.isfinite().all()),
+        f"{name}decode must give finite float32 of shape {tuple(values.shape)}, got "
+        f"{decoded.dtype} of {tuple(decoded.shape)}",
+    )
 
 
 def at_least(wire: WireFormat | None, floor: WireFormat) -> WireFormat | None:
