@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -193,3 +194,20 @@ def test_islands_are_those_of_the_problem(settings: dict[str, Any]) -> None:
         run = adloco.train("diloco", problem=problem, **settings | {"folder": folder})
         left_out.append([each["syncs_left_out"] for each in run.records[0]["workers"]])
     assert left_out == [[0, 0, 0, 0, 0, 1], [0] * 6]
+
+
+def test_frozen_parameters_that_are_drawn_anew_are_refused(settings: dict[str, Any]) -> None:
+    numbers = np.random.default_rng(0)
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        model[0].requires_grad_(False)
+        drawn = torch.as_tensor(numbers.normal(size=(3, 3)))
+        model[0].weight.data.copy_(drawn)  # type: ignore[union-attr, operator]
+        return model
+
+    problem = a_problem(build_model=build)
+    run = adloco.train("diloco", problem=problem, **settings)
+    for again in (lambda: run.model, lambda: adloco.train(resume=run.folder, problem=problem)):
+        with pytest.raises(ValueError, match="^the frozen parameter or buffer 0.weight of the"):
+            again()

@@ -1,5 +1,7 @@
 """A plain module of the user's own, by the dotted path of its factory."""
 
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from adloco.models.fixed_values import check_fixed
 from adloco.models.module import Logits, ModuleBuilder
 from adloco.models.source import Head, ModelOptions, num_bytes
 from adloco.models.sources.plain_module import ModuleConfig, PlainModule
@@ -23,6 +26,18 @@ class Twice(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> object:
         logits = 2.0 * nn.functional.one_hot(input_ids, self.sizes[0])[..., self.sizes[1] :]
         return SimpleNamespace(logits=logits) if self.wrapped else logits
+
+
+class Fixed(Twice):
+    """With values that no run saves, drawn from torch or from somewhere else."""
+
+    draws = count(1)
+
+    def __init__(self, vocab_size: int, elsewhere: int) -> None:
+        super().__init__(vocab_size)
+        own = torch.full((5,), float(next(self.draws))) if elsewhere else torch.randn(5)
+        self.frozen = nn.Parameter(own, requires_grad=False)
+        self.register_buffer("masked", torch.tensor([torch.nan, 1.0]), persistent=False)
 
 
 def not_a_module(vocab_size: int) -> int:
@@ -67,6 +82,20 @@ def test_the_configuration_is_read_back(tmp_path: Path) -> None:
     builder(lost=1).save_config(tmp_path / "model")
     expected = ModuleConfig(factory=f"{__name__}:Twice", arguments={"lost": 1}, vocab_size=5)
     assert ModuleBuilder.load_config(tmp_path / "model") == expected
+
+
+def test_values_that_no_run_saves_are_built_again_alike(tmp_path: Path) -> None:
+    for elsewhere in (0, 1):
+        folder, build = tmp_path / str(elsewhere) / "model", builder("Fixed", elsewhere=elsewhere)
+        build.save_config(folder)
+        with (
+            pytest.raises(ValueError, match=r"module\.frozen of the model is another one than when")
+            if elsewhere
+            else nullcontext()
+        ):
+            check_fixed(build, folder)
+    builder("Twice").save_config(tmp_path / "none")
+    check_fixed(not_a_module, tmp_path / "none")  # type: ignore[arg-type]
 
 
 def test_refusals() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adloco.dotted_path import load_object
 from adloco.errors import require
+from adloco.models.fixed_values import save_fixed
 from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.sources.plain_module import ModuleConfig
 from adloco.models.weights import StoredWeights
@@ -121,6 +122,7 @@ class ModuleBuilder:
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
+        save_fixed(self(), folder)
 
     @staticmethod
     def load_config(folder: Path) -> ModuleConfig:

@@ -15,6 +15,7 @@ from torch import nn
 from adloco.algorithms.method import Problem
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
+from adloco.models.fixed_values import save_fixed
 from adloco.models.source import Builder, ModelOptions
 from adloco.models.weights import StoredWeights
 
@@ -96,6 +97,8 @@ class ProblemBuilder:
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
+        if self.filling is None:
+            save_fixed(self(), folder)
 
     @staticmethod
     def load_config(folder: Path) -> Any:

@@ -20,6 +20,7 @@ from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
+from adloco.models.fixed_values import check_fixed
 from adloco.models.source import Builder, entries_of, num_bytes
 from adloco.run.budget import Budget
 from adloco.run.environment import (
@@ -273,6 +274,8 @@ def model_builder(
         seed=recipe.run.seed,
         weights=weights,
     )
+    if stored:
+        check_fixed(builder, stored.folder / MODEL)
     # Each rank reads its own files.
     own = [builder.stored.digest(), json.dumps(entries_of(config), sort_keys=True)]
     require(

@@ -18,6 +18,7 @@ from adloco.algorithms.state_parts import trainer_part, worker_part, workers_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.metrics import Record
+from adloco.models.fixed_values import check_fixed
 from adloco.models.source import Builder
 from adloco.run.checkpoint import need
 from adloco.run.environment import device_here
@@ -73,7 +74,9 @@ def load_trained(
     stored, chosen, outer = stored_trainer(folder, trainer, round, trust_recipe)
     recipe = stored.recipe
     builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
-    model = builder.whole().to(device_here(recipe.run.device))
+    model = builder.whole()
+    check_fixed(lambda: model, stored.folder / MODEL)
+    model = model.to(device_here(recipe.run.device))
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], state_buffers(model, floating=True))
     if counters := state_buffers(model, floating=False):
