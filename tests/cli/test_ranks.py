@@ -43,6 +43,8 @@ TORCHRUN = [
     "--rdzv-endpoint",
     "127.0.0.1:0",
 ]
+PLAIN = ["--wire.format", "fp32"]
+"""Shards of small matrices are not whole blocks of another format."""
 WARMUP = [
     "--batch.rule",
     "warmup",
@@ -131,7 +133,9 @@ def test_ranks_give_the_numbers_of_one_process(
             ["--placement.replica_size", "2", "--placement.shard_size", "2"],
             marks=pytest.mark.nightly,
         ),
-        pytest.param("diloco", 4, ["--placement.shard_size", "2"], marks=pytest.mark.nightly),
+        pytest.param(
+            "diloco", 4, ["--placement.shard_size", "2", *PLAIN], marks=pytest.mark.nightly
+        ),
     ],
     ids=["ddp", "ddp-norm", "fsdp-norm", "fsdp-norm, HSDP", "diloco, sharded"],
 )
@@ -207,8 +211,15 @@ def test_a_run_resumes_from_disk_on_other_ranks(
     ranks: int, shards: int, going_on: list[str], small: list[str], tmp_path: Path
 ) -> None:
     """The losses equal those of a run that never stopped, in float32."""
-    assert main(["train", "diloco", *small]) == 0
-    words = [*small, "--run.folder", str(tmp_path / "moved"), "--placement.shard_size", str(shards)]
+    assert main(["train", "diloco", *small, *PLAIN]) == 0
+    words = [
+        *small,
+        *PLAIN,
+        "--run.folder",
+        str(tmp_path / "moved"),
+        "--placement.shard_size",
+        str(shards),
+    ]
     run_on_ranks(begin, ranks, words, 5)
     before = metrics(tmp_path / "moved")
     assert len(before) == 5
