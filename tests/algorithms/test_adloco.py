@@ -503,16 +503,29 @@ def test_hooks_and_attributes_of_parameters_are_those_of_every_worker(hook: bool
         assert moved.tolist() == [[False, True, True]]
 
 
-@pytest.mark.parametrize("hook", [True, False])
-def test_functions_of_a_model_act_on_its_own_copy(hook: bool) -> None:
+def listed(model: Any) -> None:
+    model.functions = [(lambda values, own=model[0]: own(values))]
+    model.register_forward_hook(lambda module, given, out: module.functions[0](*given))
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda model: setattr(model, "forward", lambda values: model[0](values)),
+        lambda model: setattr(model, "forward", functools.partial(lambda v: model[0](v))),
+        lambda model: model.register_forward_hook(lambda module, given, out: model[0](*given)),
+        listed,
+    ],
+    ids=["function", "partial", "hook", "in a list"],
+)
+def test_functions_of_a_model_act_on_its_own_copy(add: Any) -> None:
     def build() -> nn.Module:
         model = nn.Sequential(linear())
-        if hook:
-            model.register_forward_hook(lambda module, given, out: model[0](*given))
-        else:
-            model.forward = lambda values: model[0](values)  # type: ignore[method-assign]
+        add(model)
         return model
 
+    with pytest.raises(ValueError, match="build_model must make a new model at each call"):
+        make_run(build_model=functools.cache(build))
     run, plain = (make_run(build_model=each) for each in (build, lambda: nn.Sequential(linear())))
     for each in (run, plain):
         each.round()

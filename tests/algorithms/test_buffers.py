@@ -7,10 +7,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from adloco import DiLoCo, place
+from adloco import DiLoCo, MergeSmallest, place
 from adloco.algorithms.model_state import state_buffers
 from adloco.distributed.testing import run_on_ranks
-from tests.problems import linear
+from tests.problems import linear, make_run
+
+
+@pytest.mark.parametrize("begin", [float("inf"), torch.finfo(torch.float32).max, 1e9, 1.0])
+def test_a_mean_does_not_depend_on_what_was_before(begin: float) -> None:
+    """As of a running minimum, which begins at infinity."""
+    models = [linear(), linear()]
+    for model in models:
+        model.register_buffer("low", torch.full((2,), begin))
+    diloco = DiLoCo(models, outer=None, sync_every=1)
+    for model, value in zip(models, (1e-9, 3e-9), strict=True):
+        model.low.fill_(value)  # type: ignore[union-attr, operator]
+    diloco.step()
+    assert models[0].low.tolist() == pytest.approx([2e-9, 2e-9])  # type: ignore[union-attr, operator]
 
 
 class Centred(nn.Module):
@@ -64,6 +77,22 @@ CONSTANT = (
     lambda: torch.full((3, 3), float("-inf")).triu(1),
 )
 """Masks, whole numbers, and others that no worker changes."""
+
+
+def test_equal_values_stay_as_they_are_in_a_merge() -> None:
+    def build() -> nn.Module:
+        model = linear()
+        for number, make in enumerate(CONSTANT):
+            model.register_buffer(f"constant{number}", make())
+        return model
+
+    run = make_run(
+        build_model=build, num_trainers=3, policy=MergeSmallest(count=3, every=1, first_round=1)
+    )
+    report = run.round()
+    assert report is not None and report.merges
+    for buffer, make in zip(run.model(0).buffers(), CONSTANT, strict=True):
+        assert torch.equal(buffer, make())
 
 
 @pytest.mark.parametrize("workers", [3, 10])

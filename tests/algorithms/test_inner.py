@@ -401,9 +401,10 @@ def test_muon_takes_no_embedding_and_no_head_of_other_names(
 def test_an_optimizer_that_counts_in_its_groups_goes_on_counting() -> None:
     """It has no state of parameters, so all that is saved stands in the groups."""
 
-    class Slower(torch.optim.Optimizer):
+    class Slower(torch.optim.SGD):
         def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {"lr": 0.1, "steps": 0})
+            super().__init__(parameters, lr=0.1)
+            self.param_groups[0]["steps"] = 0
 
         def step(self, closure: Any = None) -> None:
             self.param_groups[0]["steps"] += 1
@@ -412,6 +413,18 @@ def test_an_optimizer_that_counts_in_its_groups_goes_on_counting() -> None:
     before.step()
     load_optimizer(now, before.state_dict())
     assert now.param_groups[0]["steps"] == 1
+
+
+def test_settings_that_decide_the_state_stay_those_of_the_state() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    before = torch.optim.Adam([parameter], lr=0.1)
+    before.step()
+    now = torch.optim.Adam([parameter], lr=0.2, weight_decay=0.3, amsgrad=True)
+    load_optimizer(now, before.state_dict())
+    now.step()
+    group = now.param_groups[0]
+    assert (group["lr"], group["weight_decay"], group["amsgrad"]) == (0.2, 0.3, False)
 
 
 def test_a_state_of_another_optimizer_is_refused() -> None:

@@ -3,12 +3,13 @@ trained elsewhere.
 """
 
 from collections import namedtuple
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from adloco.distributed.device import to_device
+from adloco.distributed.device import require_samples, to_device
 from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.run.environment import device_here
 
@@ -34,6 +35,24 @@ def test_a_batch_keeps_its_types_on_a_device() -> None:
         *("Batch", "list", "PackedSequence")
     ]
     assert moved[0].texts == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "fits"),
+    [
+        ({"tokens": torch.zeros(37), "ends": torch.zeros(5)}, True),
+        (torch.zeros(8, 3, 2, 2), True),
+        (torch.zeros(3, 2, 4), True),
+        ([torch.zeros(2)] * 4, True),
+        (torch.zeros(()), True),
+        ("text", True),
+        ((torch.zeros(3, 8), torch.zeros(3)), False),
+    ],
+)
+def test_fewer_samples_than_asked_for_are_refused(batch: object, fits: bool) -> None:
+    """Of four samples: of any lengths, two views of each, in another dimension, in a list."""
+    with nullcontext() if fits else pytest.raises(ValueError, match="must give 4 samples"):
+        require_samples(batch, 0, 0, 4)
 
 
 def test_a_run_of_another_machine_is_read_on_a_device_of_this_one(

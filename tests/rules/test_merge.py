@@ -55,7 +55,8 @@ def test_more_asked_for_than_there_are() -> None:
     ],
 )
 def test_a_merge_that_cannot_be_is_refused(merge: Merge) -> None:
-    Merge(survivor=0, absorbed=(1, 2), weights={0: 1.0, 1: 0.0, 2: 0.0}).check([0, 1, 2])
+    for rounded in ({0: 1.0, 1: 0.0, 2: 0.0}, {0: 0.3000001, 1: 0.3, 2: 0.4}):
+        Merge(survivor=0, absorbed=(1, 2), weights=rounded).check([0, 1, 2])
     with pytest.raises(ValueError, match=r"^merge\.policy must .* \[0, 1, 2\], .* got Merge"):
         merge.check([0, 1, 2])
 

@@ -1,6 +1,7 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
+from functools import partial
 from types import FunctionType
 from typing import Literal
 
@@ -139,6 +140,11 @@ def _copy(model: nn.Module, problem: Problem) -> nn.Module:
     if _has_functions(model):
         with torch.random.fork_rng(devices=[]):
             built = problem.build_model()
+        require(
+            built is not model,
+            "build_model must make a new model at each call, because hooks and functions of this "
+            "one act on itself alone, and gave the same one again",
+        )
         copy_all(
             [*model.parameters(), *written_buffers(model).values()],
             [*built.parameters(), *written_buffers(built).values()],
@@ -154,9 +160,20 @@ def _has_functions(model: nn.Module) -> bool:
     """True if hooks of parameters, or functions that modules have as attributes or hooks, may act
     on this very model.
     """
-    owned = [value for module in model.modules() for value in vars(module).values()]
-    owned += [each for value in owned if isinstance(value, dict) for each in value.values()]
-    return any(isinstance(each, FunctionType) and each.__closure__ for each in owned) or any(
+    return any(
+        _holds_functions(value) for module in model.modules() for value in vars(module).values()
+    ) or any(
         parameter._backward_hooks or parameter._post_accumulate_grad_hooks
         for parameter in model.parameters()
     )
+
+
+def _holds_functions(value: object) -> bool:
+    """True for a function that holds more than its arguments, in whatever it stands."""
+    if isinstance(value, FunctionType):
+        return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+    if isinstance(value, partial):
+        return _holds_functions((value.func, value.args, value.keywords))
+    if isinstance(value, dict):
+        return any(map(_holds_functions, value.values()))
+    return isinstance(value, list | tuple) and any(map(_holds_functions, value))

@@ -63,7 +63,7 @@ class DiLoCo:
         num_workers: int | None = None,
     ) -> None:
         require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
-        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+        if isinstance(models, nn.Module) and type(models) is not nn.ModuleList:
             models = [models]
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")

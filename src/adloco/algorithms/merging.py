@@ -87,7 +87,10 @@ class _AppliedFates:
             weights = dict.fromkeys(weights, 1 / len(members))
         wire = self._survivor.outer.syncing.parameter_wire
         self._average({each.id: each.outer.global_params for each in members}, weights, wire)
-        self._average({each.id: each.outer.buffers for each in members}, weights)
+        exact = [[buffer.double() for buffer in home.outer.buffers] for home in self._here.values()]
+        means = self._mean(exact, weights)
+        if self._here:
+            copy_all(means, self._survivor.outer.buffers)
 
     def outer_momentum(self) -> None:
         outer, fate = self._survivor.outer, self._fates.outer_momentum

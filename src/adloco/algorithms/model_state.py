@@ -20,6 +20,7 @@ LARGEST = 1e37
 """Parameters with this norm or a larger one count as infinite, because sums and differences of such
 float32 numbers could overflow.
 """
+ADAMS = torch.optim.Adam, torch.optim.AdamW, ShortAdamW
 ADVICE = "lower the learning rate or check the data"
 """Advice in messages about a number that is not finite."""
 
@@ -192,7 +193,7 @@ def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
     """True for SGD without dampening, Adam and Muon."""
     if isinstance(optimizer, torch.optim.SGD):
         return not any(group["dampening"] for group in optimizer.param_groups)
-    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, ShortAdamW, Muon)
+    return type(optimizer) in (*ADAMS, Muon)
 
 
 def _float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor]]:
@@ -239,7 +240,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     """
     if not saved["state"]:
         forget(optimizer)
-        if _begins_with_zeros(optimizer):
+        if type(optimizer) in (torch.optim.SGD, *ADAMS, Muon):  # Its groups have settings alone.
             return
     sizes, own_sizes = (
         [len(group["params"]) for group in groups]
@@ -290,4 +291,6 @@ def _kept(
     if "initial_lr" in was:
         return kernels
     settings = type(optimizer).__module__.startswith(("torch.", "adloco."))
-    return group.keys() - {"params"} if settings else kernels | {"lr"}
+    # Of these, which decide what the state consists of, the old ones count.
+    old = {"amsgrad", "centered"} | ({"momentum"} if "centered" in group else set())
+    return group.keys() - {"params"} - old if settings else kernels | {"lr"}

@@ -61,7 +61,7 @@ class OuterSync:
         ]
         self.buffers = [buffer.clone() for buffer in replica.buffers]
         if syncing.wire:
-            check_format(syncing.wire)
+            check_format(syncing.wire, local(replica.params[0]).device)
         self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
         if self.optimizer:
             require_all([self.optimizer], replica.names, self.global_params, "outer")
@@ -172,17 +172,11 @@ class OuterSync:
     ) -> None:
         """Set the local workers' buffers to the mean over all workers.
 
-        Values that no worker has changed stay as they are: a sum of weighted ones would round them,
-        and the largest ones would become infinite.
+        It is taken in float64, in which equal values stay as they are, and the largest ones finite.
         """
         if self.buffers:
-            changes = [
-                [_change(*both) for both in zip(self.buffers, replica.buffers, strict=True)]
-                for replica in replicas
-            ]
-            for buffer, change in zip(self.buffers, comm.mean(changes, weights), strict=True):
-                moved = buffer.to(change.dtype) - change
-                buffer.copy_(torch.where(change == 0, buffer, moved.to(buffer.dtype)))
+            exact = [[buffer.double() for buffer in replica.buffers] for replica in replicas]
+            copy_all(comm.mean(exact, weights), self.buffers)
         for replica in replicas:
             copy_all(self.buffers, replica.buffers)
 
@@ -274,12 +268,6 @@ class OuterSync:
 
     def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.fragments[fragment]]
-
-
-def _change(old: Tensor, new: Tensor) -> Tensor:
-    """old - new, and 0 where they are equal, infinite or not."""
-    exact = sum_dtype(old.dtype)
-    return torch.where(new == old, 0, old.to(exact) - new.to(exact))
 
 
 def _start_from(

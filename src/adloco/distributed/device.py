@@ -60,7 +60,8 @@ def used_here(tensors: Sequence[Tensor]) -> None:
 
 def own_random_numbers() -> AbstractContextManager[None]:
     """A context in which torch's generators may be seeded: they are put back at its end."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if begun else []
     return torch.random.fork_rng(devices)
 
 
@@ -82,27 +83,26 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def require_samples(batch: Any, stream: int, position: int, count: int) -> None:
-    """Raise ValueError if a source has given another number of samples than it was asked for, as
-    far as the first two dimensions of tensors and the lengths of lists show.
+    """Raise ValueError if a source has given fewer samples than it was asked for, as far as it
+    shows: all tensors have the same first size, which is less, and no size is the right one.
     """
     sizes = [*_sizes(batch)]
+    first = {each[0] for each in sizes if each}
     require(
-        not sizes or any(count in each for each in sizes),
+        len(first) != 1 or min(first) >= count or any(count in each for each in sizes),
         f"data.read(stream={stream}, position={position}, count={count}) must give {count} samples "
-        f"(after the last one the first one again), got sizes of {sizes}",
+        f"(after the last one the first one again), got tensors with sizes of {sizes}",
     )
 
 
 def _sizes(batch: Any) -> Iterator[tuple[int, ...]]:
-    """The sizes in a batch that may be its number of samples; none of an object with its own `to`,
-    which may keep samples in any way.
+    """The sizes of the tensors in a batch, and the length of a list of them; none of an object with
+    its own `to`, which may keep samples in any way.
     """
     if isinstance(batch, Tensor):
-        yield tuple(batch.shape[:2])
-    elif hasattr(batch, "to") or isinstance(batch, str):
-        return
-    elif isinstance(batch, Mapping | Sequence):
-        if isinstance(batch, Sequence):
+        yield tuple(batch.shape)
+    elif isinstance(batch, Mapping | tuple | list) and not hasattr(batch, "to"):
+        if isinstance(batch, list):
             yield (len(batch),)
         for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _sizes(part)

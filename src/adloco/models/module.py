@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adloco.dotted_path import load_object
 from adloco.errors import require
-from adloco.models.fixed_values import save_fixed
+from adloco.models.fixed_values import Values, fixed_values, save_fixed
 from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.sources.plain_module import ModuleConfig
 from adloco.models.weights import StoredWeights
@@ -116,13 +116,19 @@ class ModuleBuilder:
         return ModuleWithLogits(module.to(dtype), config)
 
     @cached_property
+    def _shown(self) -> tuple[list[Tensor], Values]:
+        """The parameters, without memory, and what is not saved, of a module."""
+        module = self()
+        return [parameter.to("meta") for parameter in module.parameters()], fixed_values(module)
+
+    @property
     def parameters(self) -> list[Tensor]:
-        return [parameter.to("meta") for parameter in self().parameters()]
+        return self._shown[0]
 
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
-        save_fixed(self(), folder)
+        save_fixed(self._shown[1], folder)
 
     @staticmethod
     def load_config(folder: Path) -> ModuleConfig:

@@ -15,7 +15,7 @@ from torch import nn
 from adloco.algorithms.method import Problem
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
-from adloco.models.fixed_values import save_fixed
+from adloco.models.fixed_values import Values, fixed_values, save_fixed
 from adloco.models.source import Builder, ModelOptions
 from adloco.models.weights import StoredWeights
 
@@ -60,26 +60,34 @@ class ProblemBuilder:
         )
 
     @cached_property
-    def _named(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.to("meta") for name, tensor in self().named_parameters()}
+    def _shown(self) -> tuple[dict[str, torch.Tensor], Values]:
+        """The parameters by name, without memory, and what is not saved, of a model."""
+        model = self._build()
+        self._built.add(model)
+        named = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
+        return named, {} if self.filling else fixed_values(model)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return list(self._named.values())
+        return list(self._shown[0].values())
 
     @property
     def config(self) -> dict[str, list[int]]:
         """The shape of each parameter, by name."""
-        return {name: list(tensor.shape) for name, tensor in self._named.items()}
+        return {name: list(tensor.shape) for name, tensor in self._shown[0].items()}
 
     @property
     def filling(self) -> Fill | None:
         return self.problem.fill
 
-    def __call__(self) -> nn.Module:
+    def _build(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            model = self.problem.build_model()
+            return self.problem.build_model()
+
+    def __call__(self) -> nn.Module:
+        """A model to train, which no call gave before."""
+        model = self._build()
         require(
             model not in self._built,
             "problem.build_model must make a new model each time, and gave the one of before, "
@@ -89,7 +97,7 @@ class ProblemBuilder:
         return model
 
     def whole(self) -> nn.Module:
-        model = self()
+        model = self._build()
         if self.filling:
             fill_whole(model, self.filling)
         return model
@@ -97,8 +105,7 @@ class ProblemBuilder:
     def save_config(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
-        if self.filling is None:
-            save_fixed(self(), folder)
+        save_fixed(self._shown[1], folder)
 
     @staticmethod
     def load_config(folder: Path) -> Any:

@@ -38,7 +38,7 @@ class Merge:
             len(merged) == len({*merged} & {*living}) > 1
             and self.weights.keys() == {*merged}
             and all(weight >= 0 for weight in weights)
-            and math.isclose(sum(weights), 1),
+            and math.isclose(sum(weights), 1, rel_tol=1e-5),
             "merge.policy must name a survivor and other trainers, each once, of "
             f"{sorted(living)}, and a weight for each of these alone that add up to 1, got {self}",
         )

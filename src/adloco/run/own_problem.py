@@ -6,7 +6,7 @@ from pathlib import Path
 from adloco.algorithms.method import Problem
 from adloco.config.sections import Recipe
 from adloco.errors import require
-from adloco.models.fixed_values import check_fixed
+from adloco.models.fixed_values import changed_fixed
 from adloco.models.problem_model import ProblemBuilder, ProblemModel
 from adloco.run.folder import MODEL
 from adloco.tasks.problem_task import ProblemTaskSettings
@@ -51,6 +51,6 @@ def builder_of(problem: Problem, recipe: Recipe, stored: Path | None) -> Problem
         f"problem.build_model gives another model than that of the run in {stored}; give the "
         "problem that it began with",
     )
-    if stored:
-        check_fixed(builder, stored / MODEL)
+    changed = changed_fixed(builder.whole, stored / MODEL) if stored else ""
+    require(not changed, changed)
     return builder

@@ -20,7 +20,7 @@ from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
-from adloco.models.fixed_values import check_fixed
+from adloco.models.fixed_values import changed_fixed
 from adloco.models.source import Builder, entries_of, num_bytes
 from adloco.run.budget import Budget
 from adloco.run.environment import (
@@ -274,8 +274,12 @@ def model_builder(
         seed=recipe.run.seed,
         weights=weights,
     )
-    if stored:
-        check_fixed(builder, stored.folder / MODEL)
+    if stored:  # All ranks get rank 0's.
+        asked = placement.is_rank_zero
+        changed = placement.agree(
+            changed_fixed(builder.whole, stored.folder / MODEL) if asked else ""
+        )
+        require(not changed, changed)
     # Each rank reads its own files.
     own = [builder.stored.digest(), json.dumps(entries_of(config), sort_keys=True)]
     require(

@@ -18,7 +18,7 @@ from adloco.algorithms.state_parts import trainer_part, worker_part, workers_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.models.fixed_values import check_fixed
+from adloco.models.fixed_values import changed_fixed
 from adloco.models.source import Builder
 from adloco.run.checkpoint import need
 from adloco.run.environment import device_here
@@ -75,7 +75,8 @@ def load_trained(
     recipe = stored.recipe
     builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
     model = builder.whole()
-    check_fixed(lambda: model, stored.folder / MODEL)
+    changed = changed_fixed(lambda: model, stored.folder / MODEL)
+    require(not changed, changed)
     model = model.to(device_here(recipe.run.device))
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], state_buffers(model, floating=True))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -57,13 +58,14 @@ def fill_whole(model: nn.Module, fill: Fill) -> None:
 
 
 def written_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers by name, those outside of the model's state too; not those that repeat a value in
-    memory (`expand`), in which nothing can be written.
+    """The buffers by name, those outside of the model's state too; not sparse ones, and not those
+    that repeat a value in memory (`expand`), in which nothing can be written.
     """
     return {
         name: buffer
         for name, buffer in model.named_buffers()
-        if all(step or size == 1 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
+        if buffer.layout == torch.strided
+        and all(step or size == 1 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
     }
 
 
@@ -72,7 +74,9 @@ def ranks_of_wrappers(model: nn.Module) -> dict[str, int]:
     ranks = {"shards": max(map(ranks_of, model.parameters()), default=1)}
     for part in model.modules():  # A compiled model holds the wrapper.
         if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
-            ranks[type(part).__name__] = dist.get_world_size(part.process_group)
+            outer = getattr(part, "_inter_node_pg", None)  # Of FSDP with HYBRID_SHARD.
+            size = dist.get_world_size(part.process_group)
+            ranks[type(part).__name__] = size * (dist.get_world_size(outer) if outer else 1)
     return ranks
 
 

@@ -63,10 +63,10 @@ class WireFormat(Protocol):
         ...
 
 
-def check_format(wire: WireFormat) -> None:
-    """Raise ValueError unless a format does with two blocks what the protocol says."""
+def check_format(wire: WireFormat, device: torch.device | str = "cpu") -> None:
+    """Raise ValueError unless a format does with two blocks on a device what the protocol says."""
     name = f"the wire format {type(wire).__name__} does not fit: "
-    values = torch.linspace(-1, 1, 2 * wire.block).view(2, wire.block)
+    values = torch.linspace(-1, 1, 2 * wire.block, device=device).view(2, wire.block)
     given, shape = values.clone(), (2, wire.block_bytes)
     encoded = wire.encode(given)
     require(
@@ -81,7 +81,7 @@ def check_format(wire: WireFormat) -> None:
     decoded = wire.decode(encoded)
     require(
         decoded.shape == values.shape and bool(decoded.isfinite().all()),
-        f"{name}decode must give finite float32 of shape {tuple(values.shape)}, got "
+        f"{name}decode must give finite numbers of shape {tuple(values.shape)}, got "
         f"{decoded.dtype} of {tuple(decoded.shape)}",
     )
 
