@@ -119,7 +119,7 @@ from adloco.errors import RANK_FAILURE, OtherRankError, RankFailureError, exit_c
 
 rank = int(os.environ["RANK"])
 if rank == 1:
-    dist.init_process_group = lambda **_: os.kill(os.getpid(), signal.SIGSTOP)
+    dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def group(quorum):
