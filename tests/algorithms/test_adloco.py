@@ -885,3 +885,17 @@ def test_a_source_that_gives_other_samples_than_it_was_asked_for_is_refused() ->
     run = make_run(data=Ends(*data.tensors, num_streams=2))
     with pytest.raises(ValueError, match=r"position=8, count=4\) must give 4 samples"):
         run.round()
+
+
+def test_functions_without_a_model_need_no_new_one() -> None:
+    """As those of gradient checkpoints, which models of transformers have as attributes."""
+    built = []
+
+    def build() -> nn.Module:
+        model = nn.Sequential(linear())
+        model.recompute = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        built.append(model)
+        return model
+
+    make_run(build_model=build, workers_per_trainer=3)
+    assert len(built) == 1

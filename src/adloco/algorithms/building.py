@@ -1,12 +1,13 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
 import copy
+from collections.abc import Iterable
 from functools import partial
-from types import FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
@@ -161,19 +162,35 @@ def _has_functions(model: nn.Module) -> bool:
     on this very model.
     """
     return any(
-        _holds_functions(value) for module in model.modules() for value in vars(module).values()
+        _holds_model(value) for each in model.modules() for value in vars(each).values()
     ) or any(
         parameter._backward_hooks or parameter._post_accumulate_grad_hooks
         for parameter in model.parameters()
     )
 
 
-def _holds_functions(value: object) -> bool:
-    """True for a function that holds more than its arguments, in whatever it stands."""
+def _holds_model(value: object, within: bool = False, depth: int = 6) -> bool:
+    """True if there is a function in a value that has modules or tensors besides its arguments:
+    `deepcopy` does not copy functions.
+
+    Args:
+        value: Anything.
+        within: True if a function has it.
+        depth: How far to look.
+    """
+    parts: Iterable[object] = ()
+    if isinstance(value, nn.Module | Tensor):
+        return within
     if isinstance(value, FunctionType):
-        return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
-    if isinstance(value, partial):
-        return _holds_functions((value.func, value.args, value.keywords))
-    if isinstance(value, dict):
-        return any(map(_holds_functions, value.values()))
-    return isinstance(value, list | tuple) and any(map(_holds_functions, value))
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        parts = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        within = True
+    elif isinstance(value, MethodType):
+        parts = [value.__self__]
+    elif isinstance(value, partial):
+        parts = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    return depth > 0 and any(_holds_model(part, within, depth - 1) for part in parts)
