@@ -1,23 +1,17 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
-import copy
-from collections.abc import Iterable
-from functools import partial
-from types import CellType, FunctionType, MethodType
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
-from adloco.algorithms.model_state import copy_all
+from adloco.algorithms.model_copy import copied_model
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import written_buffers
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
@@ -127,70 +121,8 @@ def build_workers(
         syncing=syncing,
     )
     here = placement.local(method.living_workers)
-    copies = [model, *(_copy(model, problem) for _ in here[1:])]
+    copies = [model, *(copied_model(model, problem.build_model) for _ in here[1:])]
     return {
         worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
         for worker, own in zip(here, copies, strict=True)
     }
-
-
-def _copy(model: nn.Module, problem: Problem) -> nn.Module:
-    """A model like this one, with the hooks and attributes of its parameters, which `deepcopy` of
-    a parameter leaves out.
-    """
-    if _has_functions(model):
-        with torch.random.fork_rng(devices=[]):
-            built = problem.build_model()
-        require(
-            built is not model,
-            "build_model must make a new model at each call, because hooks and functions of this "
-            "one act on itself alone, and gave the same one again",
-        )
-        copy_all(
-            [*model.parameters(), *written_buffers(model).values()],
-            [*built.parameters(), *written_buffers(built).values()],
-        )
-        return built
-    copied = copy.deepcopy(model)
-    for own, parameter in zip(copied.parameters(), model.parameters(), strict=True):
-        vars(own).update(vars(parameter))
-    return copied
-
-
-def _has_functions(model: nn.Module) -> bool:
-    """True if hooks of parameters, or functions that modules have as attributes or hooks, may act
-    on this very model.
-    """
-    return any(
-        _holds_model(value) for each in model.modules() for value in vars(each).values()
-    ) or any(
-        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-        for parameter in model.parameters()
-    )
-
-
-def _holds_model(value: object, within: bool = False, depth: int = 6) -> bool:
-    """True if there is a function in a value that has modules or tensors besides its arguments:
-    `deepcopy` does not copy functions.
-
-    Args:
-        value: Anything.
-        within: True if a function has it.
-        depth: How far to look.
-    """
-    parts: Iterable[object] = ()
-    if isinstance(value, nn.Module | Tensor):
-        return within
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        parts = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        within = True
-    elif isinstance(value, MethodType):
-        parts = [value.__self__]
-    elif isinstance(value, partial):
-        parts = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, list | tuple):
-        parts = value
-    return depth > 0 and any(_holds_model(part, within, depth - 1) for part in parts)

@@ -12,7 +12,7 @@ from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_buffers
+from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_tensors
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -89,7 +89,7 @@ class DiLoCo:
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
         # Buffers outside of the state, too: replicas may have drawn random ones.
-        tensors = [[*model.parameters(), *written_buffers(model).values()] for model in self.models]
+        tensors = [[*written_tensors(model).values()] for model in self.models]
         start = self._comm.broadcast(tensors[0], source=0, receivers=range(1, self.num_workers))
         for own in tensors:
             copy_all(start, own)

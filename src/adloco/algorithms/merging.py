@@ -87,6 +87,7 @@ class _AppliedFates:
             weights = dict.fromkeys(weights, 1 / len(members))
         wire = self._survivor.outer.syncing.parameter_wire
         self._average({each.id: each.outer.global_params for each in members}, weights, wire)
+        # As in `OuterSync.average_buffers`.
         exact = [[buffer.double() for buffer in home.outer.buffers] for home in self._here.values()]
         means = self._mean(exact, weights)
         if self._here:

@@ -99,7 +99,8 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.run import out_of_memory
     from adloco.run.folder import new_folder
-    from adloco.run.stored import begun_run, changeable, is_complete, resumed_recipe
+    from adloco.run.restarted import begun_run
+    from adloco.run.stored import changeable, is_complete, resumed_recipe
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     trust = arguments.trust_recipe

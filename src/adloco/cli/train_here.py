@@ -25,9 +25,10 @@ from adloco.distributed.launch.launcher import (
 from adloco.distributed.messages import all_states
 from adloco.errors import RankFailureError
 from adloco.run.recovery import LostPartsError
+from adloco.run.restarted import begun_run, kept_values
 from adloco.run.saving import Copies
 from adloco.run.starts import Kind
-from adloco.run.stored import begun_run, changeable, kept_values, resumed_recipe
+from adloco.run.stored import changeable, resumed_recipe
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ they belong together.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from adloco.discovery import lab_modules
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.fixed_values import FIXED
-from adloco.rules.learning_rate import LearningRate
 from adloco.run import checkpoint
 from adloco.run.budget import part_used
 from adloco.run.changes import (
@@ -37,7 +36,6 @@ from adloco.run.folder import (
     RECIPE,
     SUMMARY,
     TOKENIZER,
-    not_begun,
     run_folder,
 )
 from adloco.run.json_files import read_json
@@ -303,72 +301,6 @@ def check_written_records(folder: Path) -> list[str]:
     records, rounds = Records(folder), state["algorithm"]["rounds_done"]
     records.check_unchanged(state["run"]["records"], rounds)
     return records.lost(rounds)
-
-
-def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
-    """`run.folder`, if a run of this recipe has begun there; None if none has.
-
-    Raises:
-        ValueError: `run.folder` is not set, or has a run of another recipe.
-    """
-    folder = Path(recipe.run.folder)
-    require(
-        bool(recipe.run.folder),
-        "--restart begins a run or resumes it, and needs its folder: give --run.folder too",
-    )
-    if not_begun(folder) or not (folder / RECIPE).is_file():
-        return None
-    own = resumed_recipe(folder, (), trust_recipe=trust_recipe)
-    there, rate = deciding_settings(own), _of_budget(recipe.learning_rate, own.learning_rate)
-    # A run keeps what "auto" has found, and what was changed on a resume.
-    differing = [
-        f"{name} ({there.get(name)} there, {value} here)"
-        for name, value in deciding_settings(replace(recipe, learning_rate=rate)).items()
-        if there.get(name) != value and value != "auto" and name not in changeable()
-    ]
-    require(
-        not differing,
-        f"run folder {str(folder)!r} has a run of another recipe, by {', '.join(differing)}; "
-        "restart that recipe, or use another --run.folder",
-    )
-    return folder
-
-
-def kept_values(recipe: Recipe, file: Mapping[str, Mapping[str, Any]], own: Recipe) -> str:
-    """A sentence that names the values of a recipe's file that a restarted run does not take over;
-    empty if there are none.
-
-    Args:
-        recipe: The recipe with the settings of the line.
-        file: The values of its file, by section and key.
-        own: The recipe with which the run resumes.
-    """
-    given, values = named_settings(recipe), named_settings(own)
-    named = {f"{section}.{key}" for section, keys in file.items() for key in keys}
-    kept = [
-        f"{name} {values[name]} ({given[name]} in the recipe)"
-        for name in sorted(named & {*changeable()})
-        if values.get(name) != given[name]
-    ]
-    return (
-        f"the run keeps {', '.join(kept)}, because --restart changes only what is on the line; "
-        "give there what is to change"
-        if kept
-        else ""
-    )
-
-
-def _of_budget(rate: LearningRate, own: LearningRate) -> LearningRate:
-    """The schedule of a recipe, with what follows from the budget as a run in its folder has it:
-    the end, unless the recipe names it, and the smaller part that is the warm-up of a wsd schedule
-    that became longer (`LearningRate.lengthened`).
-    """
-    if rate.total_tokens:
-        return rate
-    warmup = rate.warmup_fraction
-    if rate.shape == "wsd":
-        warmup = min(warmup, own.warmup_fraction)
-    return replace(rate, total_tokens=own.total_tokens, warmup_fraction=warmup)
 
 
 def is_complete(folder: Path, recipe: Recipe) -> bool:

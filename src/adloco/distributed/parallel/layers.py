@@ -57,16 +57,17 @@ def fill_whole(model: nn.Module, fill: Fill) -> None:
     fill(model, model)
 
 
-def written_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers by name, those outside of the model's state too; not sparse ones, and not those
-    that repeat a value in memory (`expand`), in which nothing can be written.
+def written_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, those outside of the model's state too; not buffers that are
+    sparse or repeat a value in memory (`expand`), in which nothing can be written.
     """
-    return {
+    buffers = {
         name: buffer
         for name, buffer in model.named_buffers()
         if buffer.layout == torch.strided
         and all(step or size == 1 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
     }
+    return dict(model.named_parameters()) | buffers
 
 
 def ranks_of_wrappers(model: nn.Module) -> dict[str, int]:

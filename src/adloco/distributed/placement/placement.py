@@ -32,7 +32,7 @@ from adloco.distributed.messages import (
 )
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
-from adloco.distributed.parallel.layers import Fill, written_buffers
+from adloco.distributed.parallel.layers import Fill, written_tensors
 from adloco.distributed.parallel.whole_model import WholeModel
 from adloco.distributed.placement.threads import (
     Item,
@@ -279,7 +279,7 @@ class Placement:
         """
         if self._alone:
             return
-        tensors = dict(model.named_parameters()) | written_buffers(model)
+        tensors = written_tensors(model)
         self._check_same_model(
             {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
         )
