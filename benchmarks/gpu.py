@@ -36,6 +36,7 @@ import torch
 from bench_pairs import in_turns
 from bench_ranks import wire_formats
 from common import run_script, script_parser
+from gpu_stacked import ways
 from torch import Tensor, nn
 
 from adloco.algorithms.model_state import Replica
@@ -53,7 +54,6 @@ from adloco.plan.prediction import memory_of_island
 from adloco.rules.sync_schedule import SyncEvent
 from adloco.run.records import Records
 from adloco.run.start import build_algorithm, open_recipe, place_workers, prepare_run
-from adloco.tasks.language_model import next_token_loss
 from adloco.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "gpu"
@@ -367,53 +367,14 @@ def sync_of_four(name: str, width: int, layers: int, device: torch.device) -> Ca
 
 
 def stacked() -> dict[str, Result]:
-    """Passes of four models with small batches: one after another, and as one computation over
-    their stacked parameters (torch.func), each eager and compiled.
-    """
+    """Passes of four models with small batches, by each way to train several on a device."""
     found: dict[str, Result] = {}
     for size, samples, context in (("0.9M", 4, 128), ("30M", 4, 1024), ("305M", 2, 512)):
-        words = f"{SIZES[size]} --data.context_tokens {context}"
-        sides = passes(words, samples, torch.device("cuda"))
+        recipe = recipe_of(f"single {SIZES[size]} --data.context_tokens {context}")
+        sides = ways(open_recipe(recipe).builder, samples, context, torch.device("cuda"))
         found |= {f"{size}, {name}": result for name, result in times(sides).items()}
         torch.compiler.reset()
     return found
-
-
-def passes(words: str, samples: int, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """Forward and backward passes of four models, in bf16 by autocast."""
-    recipe = recipe_of(f"single {words}")
-    build = open_recipe(recipe).builder
-    models = [build() for _ in range(4)]
-    for model in models:
-        build.filling(model, model)
-        model.to(device)
-    ids = torch.randint(256, (4, samples, recipe.data.context_tokens + 1), device=device)
-    params, buffers = torch.func.stack_module_state(models)
-    params = {name: each.detach() for name, each in params.items()}
-
-    def loss(params: Any, buffers: Any, one: Tensor) -> Tensor:
-        def model(**inputs: Any) -> Any:
-            return torch.func.functional_call(models[0], (params, buffers), kwargs=inputs)
-
-        return next_token_loss(model, one)
-
-    together = torch.func.vmap(torch.func.grad(loss))
-
-    def in_turn(each_loss: Callable[[Any, Tensor], Tensor] = next_token_loss) -> None:
-        for model, one in zip(models, ids, strict=True):
-            model.zero_grad()
-            each_loss(model, one).backward()
-
-    def in_bf16(function: Callable[[], Any]) -> Callable[[], Any]:
-        return torch.autocast(device.type, torch.bfloat16)(function)
-
-    compiled, together_compiled = torch.compile(next_token_loss), torch.compile(together)
-    return {
-        "in turn": in_bf16(in_turn),
-        "in turn, compiled": in_bf16(lambda: in_turn(compiled)),
-        "stacked": in_bf16(lambda: together(params, buffers, ids)),
-        "stacked, compiled": in_bf16(lambda: together_compiled(params, buffers, ids)),
-    }
 
 
 MEASURED: dict[str, Callable[[], dict[str, Result]]] = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from adloco.algorithms.model_state import Replica
+from adloco.tasks.language_model import next_token_loss
 
 ROOT = Path(__file__).parents[1]
 
@@ -148,6 +149,38 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         step()
         moved = zip(before, small, strict=True)
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch.func
+def test_the_written_llama_of_the_gpu_benchmark_is_that_of_transformers(bench: Any) -> None:
+    stacked, gpu = bench("gpu_stacked"), bench("gpu")
+    small = "--model.hidden_size 32 --model.num_layers 2 --model.num_heads 4 --model.num_kv_heads 2"
+    recipe = gpu.recipe_of(f"single {small} --model.intermediate_size 48 --data.context_tokens 9")
+    build = gpu.open_recipe(recipe).builder
+    models = [build() for _ in range(3)]
+    generator = torch.Generator().manual_seed(0)
+    for model in models:
+        build.filling(model, model)
+        model.double()
+        for parameter in model.parameters():
+            parameter.data.normal_(generator=generator, std=0.3)
+    params, _ = torch.func.stack_module_state(models)
+    params = {name: each.detach().requires_grad_() for name, each in params.items()}
+    ids = torch.randint(256, (3, 2, 10), generator=generator)
+    losses = stacked.stacked_loss(models[0].config, params, ids)
+    losses.sum().backward()
+    for each, model in enumerate(models):
+        loss = next_token_loss(model, ids[each])
+        loss.backward()
+        # transformers normalises, and takes cross-entropies, in float32.
+        torch.testing.assert_close(losses[each], loss.detach(), rtol=1e-6, atol=0)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(
+                params[name].grad[each], parameter.grad, rtol=1e-4, atol=1e-6, msg=name
+            )
+    for name, way in stacked.ways(build, 2, 9, torch.device("cpu")).items():
+        if "compiled" not in name:
+            way()
 
 
 @pytest.mark.parametrize("wire", ["fp32", "int1"])
