@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig
 from transformers.utils import import_utils
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
@@ -20,6 +21,7 @@ from adloco.models.build import ModelBuilder
 from adloco.models.source import Head, ModelOptions
 from adloco.models.sources.llama import LlamaShape
 from adloco.models.sources.named_model import NamedModel
+from adloco.models.transformers_versions import FULLY_CAUSAL, attends_to_all
 from adloco.tasks.language_model import cross_entropy, next_token_loss
 from tests.problems import build_llama, cases, tokens
 
@@ -255,6 +257,41 @@ def test_a_llama_s_pass_reads_nothing_back_and_has_no_mask(
     with Asked() as asked:
         model(input_ids=ids, use_cache=False)
     assert (asked.reads > 0, asked.masks > 0) == (not captured, captured), "nothing needs doing"
+
+
+SIZES_OF_LIBRARY = {
+    **dict.fromkeys(("hidden_size", "n_embd"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_attention_heads", "n_head"), 2),
+    **dict.fromkeys(("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+    "head_dim": 16,
+    "sliding_window": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize("family", FULLY_CAUSAL)
+def test_passes_of_other_families_do_without_a_mask(family: str) -> None:
+    """The same numbers, and on a device whose numbers the host cannot read."""
+    config = AutoConfig.for_model(family, **SIZES_OF_LIBRARY)
+    config.vocab_size = 64
+    model = builder(config)()
+    ids = torch.arange(4 * 17).reshape(4, 17).remainder(64)
+    next_token_loss(model, ids.to("meta")).backward()  # type: ignore[no-untyped-call]
+    model = builder(config).whole()
+    expected = cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
+    with Asked() as asked:
+        assert torch.equal(next_token_loss(model, ids), expected)
+    assert (asked.reads, asked.masks, asked.attentions) == (0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("mistral", {"sliding_window": 4}), ("gemma3_text", {}), ("gpt_oss", {}), ("bert", {})],
+)
+def test_masks_that_models_need_are_kept(family: str, changes: dict[str, Any]) -> None:
+    assert not attends_to_all(AutoConfig.for_model(family, **changes))
 
 
 def test_gradient_checkpointing_gives_the_same_gradients() -> None:

@@ -28,7 +28,8 @@ OF_LIBRARY = [("model.source", "transformers"), ("model.pretrained", "false")]
             ],
             False,
         ),
-        ([*OF_LIBRARY, ("model.name", "qwen3"), ("model.overrides", f"{{ {SMALL} }}")], False),
+        ([*OF_LIBRARY, ("model.name", "qwen3"), ("model.overrides", f"{{ {SMALL} }}")], True),
+        ([*OF_LIBRARY, ("model.name", "mistral"), ("model.overrides", f"{{ {SMALL} }}")], False),
     ],
 )
 def test_the_passes_of_which_models_can_be_captured(

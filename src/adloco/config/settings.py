@@ -50,9 +50,9 @@ class RunSettings:
     """
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile, its repeated blocks as one graph (slow to start, faster
-    steps), and the loss of a language model. auto: a language model that is a Llama of at least 20
-    million parameters, each worker on one GPU, without dropout, gradient checkpointing and scaled
-    rotary positions. A loss function of your own should call a model of transformers with
+    steps), and the loss of a language model. auto: a language model of at least 20 million
+    parameters, each worker on one GPU, that never waits for the host (docs/data-and-models.md says
+    which those are). A loss function of your own should call a model of transformers with
     use_cache=False.
     """
     deterministic: bool = setting(False, resume="free")

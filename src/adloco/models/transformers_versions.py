@@ -38,18 +38,37 @@ def known_changes() -> tuple[type, ...]:
     )
 
 
+FULLY_CAUSAL = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "phi3", "gpt2", "gpt_neox", "olmo"),
+    *("olmo2", "smollm3", "granite", "starcoder2", "glm4"),
+)
+"""Types of models whose tokens see all tokens before them and nothing else, unless `attends_to_all`
+says otherwise."""
+
+
+def attends_to_all(config: Any) -> bool:
+    """True if each token of a model sees all tokens before it, whatever the batch: attention needs
+    no mask but the causal one.
+    """
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        getattr(config, "model_type", "") in FULLY_CAUSAL
+        and set(kinds) == {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+    )
+
+
 @contextmanager
 def without_mask(model: Any) -> Iterator[None]:
-    """A context in which a Llama makes no mask but the causal one: for samples that have neither
-    padding nor several texts that must not see each other.
+    """A context in which such a model makes no mask but the causal one: for samples that have
+    neither padding nor several texts that must not see each other.
 
     Otherwise it looks for such texts in each forward pass, for which the host waits for the GPU,
     and gives a pass that is captured as a graph another attention, with a mask. Other models are
     left as they are.
     """
     config: Any = getattr(getattr(model, "module", model), "config", None)  # DDP wraps a model.
-    kind = getattr(config, "model_type", ""), getattr(config, "_attn_implementation", "")
-    if kind != ("llama", "sdpa"):
+    if getattr(config, "_attn_implementation", "") != "sdpa" or not attends_to_all(config):
         yield
         return
     config._attn_implementation = _causal_attention()

@@ -12,6 +12,7 @@ from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
 from adloco.models.build import ModelBuilder
 from adloco.models.source import Builder, num_bytes
+from adloco.models.transformers_versions import attends_to_all
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import LanguageModel
 from adloco.tasks.problem_task import ProblemTask
@@ -74,7 +75,8 @@ def _is_replayable(builder: Builder) -> bool:
         return False
     config = builder.config
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return bool(config.model_type == "llama" and rotary.get("rope_type", "default") == "default")
+    kind = rotary.get("rope_type", "default")
+    return attends_to_all(config) and kind in ("default", "linear", "llama3", "yarn")
 
 
 def outer_copies(recipe: Recipe, device: torch.device) -> int:
