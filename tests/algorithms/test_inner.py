@@ -17,6 +17,8 @@ from adloco.algorithms import muon_step
 from adloco.algorithms.model_state import load_optimizer
 from adloco.algorithms.muon_step import Muon, orthogonal, step_length
 from adloco.distributed.dtensor import gather_shards
+from adloco.rules.learning_rate import LearningRate
+from tests.problems import make_run
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LR, DECAY = 0.25, 0.5
@@ -459,3 +461,38 @@ def test_adamw_counts_each_step_of_short_parameters_once(monkeypatch: pytest.Mon
         parameter.grad = torch.ones_like(parameter)
         optimizer.step()
     assert optimizer.state[parameter]["step"] == 3
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"inner": lambda model: torch.optim.LBFGS(model.parameters())},
+            "inner gives LBFGS, whose",
+        ),
+        ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
+        ({"loss_fn": lambda model, batch: model(batch[0])}, r"got a tensor of shape \[4, 1\]"),
+        ({"loss_fn": lambda model, batch: model(batch[0]).mean().item()}, "output; got float"),
+        ({"loss_fn": lambda model, batch: batch[0].mean()}, r"got a tensor of shape \[\]"),
+    ],
+)
+def test_what_cannot_train_is_refused_in_one_sentence(changes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_run(**{"inner": InnerSGD(lr=0.1)} | changes).round()
+
+
+def test_a_rate_that_is_a_tensor_is_the_number_in_it() -> None:
+    def run(rate: Any) -> Any:
+        made = make_run(
+            inner=lambda model: torch.optim.Adam(model.parameters(), lr=rate),
+            learning_rate=LearningRate(shape="cosine", total_tokens=96),
+        )
+        return [made.round() for _ in range(2)][-1].train_loss
+
+    assert run(torch.tensor(0.125)) == run(0.125)

@@ -50,8 +50,15 @@ class Replica:
             residuals_in: Place of residuals, which are zero; None: there are none.
         """
         params = trainable(model)
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        for name, parameter in zip(names, params, strict=True):
+            require(
+                not parameter.is_complex(),
+                f"parameter {name} is complex, and syncs send real numbers; keep its real and its "
+                "imaginary part as two parameters (torch.complex joins them in a pass)",
+            )
         return Replica(
-            names=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
+            names=names,
             params=params,
             buffers=state_buffers(model, floating=True),
             residuals=[

@@ -51,7 +51,7 @@ from adloco.distributed.device import (
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError
+from adloco.errors import NonFiniteLossError, require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -102,7 +102,8 @@ class Worker:
             if isinstance(optimizer, Muon):
                 optimizer.owners = engine.owners
         self.base_rates = [
-            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
+            [float(group["lr"]) for group in optimizer.param_groups]
+            for optimizer in self.optimizers
         ]
         self._measurement: Measurement = measurement_of(settings.rule)(
             settings.rule, self.replica.params, self._statistics
@@ -346,7 +347,15 @@ class Worker:
             self._own_dropout(offset),
             autocast(self._settings.device, self._settings.execution.autocast),
         ):
-            loss: Tensor = self._loss_fn(self.engine.forward, batch) * share
+            mean = self._loss_fn(self.engine.forward, batch)
+            is_tensor = isinstance(mean, Tensor)
+            kind = f"a tensor of shape {[*mean.shape]}" if is_tensor else type(mean).__name__
+            require(
+                is_tensor and mean.requires_grad and mean.numel() == 1,
+                "loss_fn must return the mean loss of a batch: a tensor of one number from which "
+                f"gradients can be computed, and not .item() or a model's whole output; got {kind}",
+            )
+            loss: Tensor = mean * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -58,9 +58,9 @@ class ProblemTask:
         from adloco.data.byte_tokenizer import ByteTokenizer
 
         require(
-            len(problem.validation) > 0,
-            "problem.validation must have at least one batch, such as those that problem.data "
-            "gives; a run is evaluated on them",
+            hasattr(problem.validation, "__getitem__") and len(problem.validation) > 0,
+            "problem.validation must be a list with at least one batch, such as those that "
+            "problem.data gives; a run is evaluated on them, again and again",
         )
         self.tokenizer: Tokenizer = ByteTokenizer()  # Every run folder has one; nothing reads it.
         self._problem = problem
