@@ -90,8 +90,8 @@ MEANWHILE = ("disk", "leave", "cut", "half-open", LONG_CUT)
 TOGETHER_SECONDS = 30.0
 """Time for which a run must have rounds left after a long cut, until all machines train."""
 SHARED_MEMORY = Path("/dev/shm")
-FOLDERS_OF_TORCH = ("torchelastic_", "torchinductor_")
-"""Names of temporary folders that torch leaves."""
+FOLDERS_OF_OTHERS = ("torchelastic_", "torchinductor_", "pytest-of-")
+"""Names of temporary folders that torch leaves, or that tests beside it write in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +332,7 @@ class Campaign:
         wrong += [
             f"the temporary file {name} is left over"
             for name in sorted(left)
-            if not name.startswith(FOLDERS_OF_TORCH)
+            if not name.startswith(FOLDERS_OF_OTHERS)
         ]
         try:
             return run, wrong, RunFiles.read([each / "run" for each in disks], WORK / "cache")
