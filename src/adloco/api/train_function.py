@@ -27,7 +27,6 @@ def train(
     data: str | Path | None = None,
     folder: str | Path | None = None,
     seed: int | None = None,
-    from_run: str | Path | None = None,
     resume: str | Path | None = None,
     problem: Problem | None = None,
     trust_recipe: bool = False,
@@ -47,7 +46,6 @@ def train(
     data: str | Path | None = None,
     folder: str | Path | None = None,
     seed: int | None = None,
-    from_run: str | Path | None = None,
     resume: str | Path | None = None,
     problem: Problem | None = None,
     trust_recipe: bool = False,
@@ -62,7 +60,6 @@ def train(
             no folder `owner`, a dataset of the Hugging Face hub as owner/name (`data.dataset`).
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
-        from_run: The folder of a run with whose model to begin (`model.from_run`).
         resume: The folder of a run to resume, by its own recipe.
         problem: A model, data and loss of your own, with batches in `validation`; None: those that
             the recipe names. Its recipe decides everything else.
@@ -91,7 +88,6 @@ def train(
         _data_setting(data): data,
         "run.folder": folder,
         "run.seed": seed,
-        "model.from_run": from_run,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
     named = list(_by_name(given, settings).items())

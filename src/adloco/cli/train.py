@@ -33,8 +33,6 @@ class Train(MachinesCommand):
     overview = staticmethod(_settings_overview)
     resume: Path | None = argument(None, "RUN")
     """Folder of the run to resume."""
-    from_run: str | None = argument(None, "RUN", flag="--from")
-    """Begin a new run with the parameters of this run's model (model.from_run)."""
     restart: bool = argument(False)
     """Resume the run in --run.folder if it has begun, else begin it; with --ranks, also each time
     that a rank is killed, stopped or cut off.
@@ -49,9 +47,6 @@ class Train(MachinesCommand):
 
     def run(self) -> int:
         resumed = self.resume
-        if self.from_run:
-            require(not resumed, "--from begins a new run, and --resume continues one; give one")
-            self.settings.append(("model.from_run", self.from_run))
         from adloco.cli.alerts import VARIABLE, Alerts
 
         with Alerts(self.notify or os.environ.get(VARIABLE, "")) as alerts:

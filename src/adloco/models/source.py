@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -83,14 +83,6 @@ class Builder(Protocol):
 
 OF_A_FILE = {"_name_or_path", "transformers_version"}
 """Entries of a configuration that say where it is from."""
-NOT_COMPUTED = {
-    *("architectures", "dtype", "torch_dtype", "max_position_embeddings", "n_positions", "n_ctx"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "use_cache"),
-    *("id2label", "label2id", "problem_type", "task_specific_params"),
-}
-"""Entries in which a run may differ from the one whose parameters it begins with, besides rates of
-dropout, first values and outputs: longer contexts, and tokens that a tokenizer decides.
-"""
 
 
 def entries_of(config: Any) -> dict[str, Any]:
@@ -102,21 +94,6 @@ def entries_of(config: Any) -> dict[str, Any]:
         entries = config.to_dict()
     plain = json.loads(json.dumps(entries, default=str))
     return {name: value for name, value in plain.items() if name not in OF_A_FILE}
-
-
-def computed_by(config: Any) -> dict[str, Any]:
-    """The entries of a configuration that decide what a trained model computes."""
-
-    def chosen(entries: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: chosen(value) if isinstance(value, Mapping) else value
-            for name, value in entries.items()
-            if name not in NOT_COMPUTED
-            and "drop" not in name
-            and not name.startswith(("init", "output_"))
-        }
-
-    return chosen(entries_of(config))
 
 
 def num_bytes(builder: Builder) -> int:
@@ -163,8 +140,3 @@ class ModelOptions:
     """
     gradient_checkpointing: bool = setting(False, equal="")
     """Compute activations again in the backward pass instead of keeping them in memory."""
-    from_run: str = ""
-    """Folder of another run, whose model's parameters are the first ones of this run; `adloco train
-    --from RUN` sets it. The model must be the same, and the tokenizer. Optimizers, learning rate
-    and budget begin anew.
-    """

@@ -38,7 +38,6 @@ from adloco.run.opened import Opened, copies_of_worker, outer_copies, residual_c
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
 from adloco.run.unusual import cut_batches, other_schedule, unread_streams
-from adloco.run.warm_start import WarmStart
 from adloco.tasks.island_texts import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
@@ -52,8 +51,6 @@ class RunParts(Opened):
 
     notices: list[str] = field(default_factory=list)
     """Sentences for a person before the first round."""
-    start: WarmStart | None = None
-    """The model with which a new run begins; None: its own first parameters."""
 
 
 def prepare_run(
@@ -97,19 +94,14 @@ def prepare_run(
         )
     if stored:
         return RunParts(**vars(opened), notices=notices)
-    other, task = recipe.model_options.from_run, opened.task
-    start = WarmStart(Path(other), task, placement, problem) if other else None
-    if start and not problem:
-        start.require_same_model(opened.builder)
     notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
     if problem:
         notices.append(unread_streams(problem.data.num_streams, recipe))
     notices.append(read_whole(opened.builder, placement))
-    notices += [start.notice] if start else []
     if not recipe.data.streaming:
-        repeated = Budget.of(recipe).many_passes(task.num_train_samples(0))
-        notices += [task.skipped(), repeated]
-    return RunParts(**vars(opened), start=start, notices=[*filter(None, notices)])
+        task = opened.task
+        notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
+    return RunParts(**vars(opened), notices=[*filter(None, notices)])
 
 
 def open_recipe(recipe: Recipe) -> Opened:
@@ -150,9 +142,8 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
     """The run's trainers and workers, before their first round."""
     recipe = parts.recipe
     torch.manual_seed(recipe.run.seed)  # For models that draw random numbers as they compute.
-    problem = parts.problem(parts.train_source())
-    algorithm = AdLoCo(
-        parts.start.of(problem) if parts.start else problem,
+    return AdLoCo(
+        parts.problem(parts.train_source()),
         recipe.method,
         inner=recipe.inner,
         syncing=recipe.syncing,
@@ -168,9 +159,6 @@ def build_algorithm(parts: RunParts) -> AdLoCo:
         ),
         placement=parts.placement,
     )
-    if parts.start:
-        parts.start.release()
-    return algorithm
 
 
 def place_workers(recipe: Recipe) -> Placement:
@@ -369,7 +357,6 @@ def write_description(parts: RunParts, folder: Path) -> None:
         write_json(
             folder / ENVIRONMENT,
             describe_environment(placement.device, parts.precision, recipe.run.seed)
-            | ({"from_run": parts.start.origin} if parts.start else {})
             | {"notices": parts.notices, "code": code_named(to_values(recipe))},
         )
         write_text(folder / RECIPE, to_toml(recipe))

@@ -5,12 +5,12 @@ short text that a finished run shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from adloco.algorithms.method import Problem
 from adloco.algorithms.model_state import copy_all, state_buffers
@@ -71,21 +71,32 @@ def load_trained(
         ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
             be read.
     """
-    stored, chosen, outer = stored_trainer(folder, trainer, round, trust_recipe)
-    recipe = stored.recipe
-    builder = builder_of(problem, recipe, folder) if problem else stored_builder(stored)
+    stored = read_run(folder, round, trust_recipe=trust_recipe)
+    trainers = workers_of(stored.algorithm)
+    living = sorted(trainers)
+    if trainer is None:
+        trainer = _best_trainer(folder, stored.algorithm["rounds_done"], living)
+    require(
+        trainer in living,
+        f"there is no trainer {trainer} in {stored.checkpoint}; its trainers are "
+        f"{', '.join(map(str, living))}",
+    )
+    outer = need(stored.checkpoint, trainer_part(trainer))["outer"]
+    builder = builder_of(problem, stored.recipe, folder) if problem else _builder(stored)
     model = builder.whole()
     changed = changed_fixed(lambda: model, stored.folder / MODEL)
     require(not changed, changed)
-    model = model.to(device_here(recipe.run.device))
+    model = model.to(device_here(stored.recipe.run.device))
     copy_all(outer["params"], trainable(model))
     copy_all(outer["buffers"], state_buffers(model, floating=True))
     if counters := state_buffers(model, floating=False):
-        copy_all(stored_counters(stored, chosen), counters)
-    return Trained(stored=stored, model=model.eval(), trainer=chosen, problem=problem)
+        # Those of its first worker, which is the one that is evaluated: they are not averaged.
+        own = need(stored.checkpoint, worker_part(trainers[trainer][0]))["inner"]["counters"]
+        copy_all(own, counters)
+    return Trained(stored=stored, model=model.eval(), trainer=trainer, problem=problem)
 
 
-def stored_builder(stored: StoredRun) -> Builder:
+def _builder(stored: StoredRun) -> Builder:
     """The builder of a run's model, without trained weights."""
     recipe = stored.recipe
     build = recipe.model.builder
@@ -95,38 +106,6 @@ def stored_builder(stored: StoredRun) -> Builder:
         options=recipe.model_options,
         seed=recipe.run.seed,
     )
-
-
-def stored_trainer(
-    folder: Path,
-    trainer: int | None,
-    round: int | Literal["best"] | None,
-    trust_recipe: bool = False,
-) -> tuple[StoredRun, int, dict[str, Any]]:
-    """A run at a checkpoint, a trainer's number and its global `params` and `buffers`; see
-    `load_trained`.
-    """
-    stored = read_run(folder, round, trust_recipe=trust_recipe)
-    living = sorted(workers_of(stored.algorithm))
-    if trainer is None:
-        chosen = _best_trainer(folder, stored.algorithm["rounds_done"], living)
-    else:
-        chosen = trainer
-    require(
-        chosen in living,
-        f"there is no trainer {chosen} in {stored.checkpoint}; its trainers are "
-        f"{', '.join(map(str, living))}",
-    )
-    return stored, chosen, need(stored.checkpoint, trainer_part(chosen))["outer"]
-
-
-def stored_counters(stored: StoredRun, trainer: int) -> Sequence[Tensor]:
-    """The buffers of a trainer's model that are not averaged, such as counts and flags: those of
-    its first worker, which is the one that is evaluated.
-    """
-    first = workers_of(stored.algorithm)[trainer][0]
-    counters: Sequence[Tensor] = need(stored.checkpoint, worker_part(first))["inner"]["counters"]
-    return counters
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
