@@ -76,6 +76,10 @@ def test_text_is_continued_as_by_the_command(
     assert printable(text) == capsys.readouterr().out.removesuffix("\n")
     with pytest.raises(ValueError, match="temperature 0 or >= 1e-06 and finite, got 5 and -1"):
         run.generate("", tokens=5, temperature=-1)
+    with pytest.raises(ValueError, match="whole numbers, and temperature a number; got 2.5, 0 and"):
+        run.generate("", tokens=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the prompt holds bytes that are no UTF-8 text"):
+        run.generate("a\udcff")
 
 
 def test_a_run_is_shown_in_a_line_and_in_a_table(run: adloco.TrainedRun) -> None:

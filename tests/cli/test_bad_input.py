@@ -370,7 +370,7 @@ def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evaluate", "--windows", "-5"], "--windows must be >= 0, got -5"),
+        (["evaluate", "--windows", "-5"], "windows must be >= 0, got -5"),
         (["evaluate", "--trainer", "9"], "there is no trainer 9 in"),
         (
             ["generate", "--prompt", "x", "--temperature", "nan"],

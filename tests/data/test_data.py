@@ -78,6 +78,24 @@ def test_corpora_from_files(tmp_path: Path) -> None:
     assert corpus.validation == ("alpha " * 10,)
 
 
+def test_links_are_followed_and_notes_of_other_programs_left_out(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    (folder / ".cache").mkdir(parents=True)
+    elsewhere.mkdir()
+    (folder / "a.txt").write_text("alpha")
+    (folder / ".gitattributes").write_text("notes")
+    (folder / ".cache" / "b.txt").write_text("notes")
+    (elsewhere / "c.txt").write_text("charlie")
+    (elsewhere / "round").symlink_to(folder)  # A loop.
+    (folder / "more").symlink_to(elsewhere)
+    settings = DataSettings(path=str(folder), validation_fraction=0.5)
+    corpus = load_corpus(settings)
+    assert (corpus.train, corpus.validation) == (("alpha",), ("charlie",))
+    (folder / "gone.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"gone\.txt is gone"):
+        load_corpus(settings)
+
+
 def test_few_texts_keep_the_share_too(tmp_path: Path) -> None:
     """0.4 of 5 texts are two; 0.3 of 3 texts are none, so the end of each is held out."""
     for name in "abcde":
@@ -88,6 +106,13 @@ def test_few_texts_keep_the_share_too(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").unlink()
     three = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.3))
     assert three.validation == ("aaa", "bbb", "ccc") and three.train[0] == "a" * 7
+    (tmp_path / "f.txt").write_text(" ")
+    settings = DataSettings(
+        path=str(tmp_path), validation_fraction=0.3, cache=str(tmp_path / "c"), bad_rows="skip"
+    )
+    cache = open_cache(settings)
+    assert (cache.store.state.documents, cache.store.state.rows) == (3, 4)
+    assert cache.skipped().startswith("1 of 4 rows were left out")
 
 
 def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
@@ -133,6 +158,7 @@ def test_parquet(tmp_path: Path) -> None:
         ),
         ("list.jsonl", b"[1]\n", "line 1 has no column 'text'"),
         ("broken.parquet", b"PAR?", "not a readable parquet file"),
+        ("rows.json", b'{"text": "a"}\n', "would be read as one text; name it .jsonl if each line"),
     ],
 )
 def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

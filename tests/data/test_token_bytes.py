@@ -2,20 +2,28 @@
 byte pairs, and the kind of vocabulary that writes spaces as tokens and unknown characters in bytes.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
+import torch
 import transformers
 from numpy.typing import NDArray
 
+from adloco.data.data_settings import DataSettings
 from adloco.data.encoding import encode
 from adloco.data.sources import TokenSource
-from adloco.data.token_bytes import predicted_bytes
+from adloco.data.token_bytes import TokenBytes, predicted_bytes
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.data.transformers_tokenizer import PROBE, TransformersTokenizer
-from tests.problems import SHARED_DATA, needs_shared_data
+from adloco.models.sources.llama import LlamaShape
+from adloco.tasks.language_model import open_language_model
+from adloco.tasks.task import EvaluationSettings, TaskData
+from tests.problems import SHARED_DATA, build_llama, needs_shared_data
+
+TINY = LlamaShape(hidden_size=16, num_layers=1, num_heads=1, intermediate_size=16)
 
 TEXTS = [
     "def main():\n    return 'h\u00e9llo \u4e16\u754c \U0001f642'\n",
@@ -96,6 +104,42 @@ def test_documents_have_the_bytes_of_their_text(name: str) -> None:
         assert counted(tokenizer, texts, 0).tolist() == [expected]
         each = counted(tokenizer, texts, 1)
         assert len(each) == len(packed(tokenizer, texts)) and each.sum() == expected
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_no_byte_is_lost(name: str) -> None:
+    tokenizer = MADE[name]()
+    for texts in (TEXTS, ["a", " b", ""], []):
+        text_bytes = sum(len(text.encode()) for text in texts)
+        tokens = packed(tokenizer, texts)
+        assert TokenBytes.of(tokenizer).lost(tokens, text_bytes) == 0
+        assert TokenBytes.of(tokenizer).lost(tokens, text_bytes + 9) >= 9
+
+
+def test_characters_that_a_tokenizer_drops_are_noticed(tmp_path: Path) -> None:
+    """A byte-level vocabulary that lacks the bytes of what it was not trained on drops them."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=["</s>"], show_progress=False)
+    made.train_from_iterator([PROBE], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+    fast.save_pretrained(tmp_path / "tokenizer")
+    known = []
+    for text in ("The quick brown fox. ", "The quick \u4e16\u754c fox. "):
+        (tmp_path / "text.txt").write_text(text * 400)
+        data = DataSettings(
+            path=str(tmp_path / "text.txt"),
+            tokenizer=str(tmp_path / "tokenizer"),
+            cache=str(tmp_path / "cache"),
+            context_tokens=16,
+        )
+        task = open_language_model(TaskData(data, EvaluationSettings(windows=4)))
+        _, num_bytes, _ = task.measure(
+            build_llama(TINY, task.tokenizer.vocab_size, 0), torch.device("cpu"), at_once=4
+        )
+        known.append((num_bytes > 0, "drops or changes characters" in task.skipped()))
+    assert known == [(True, False), (False, True)]
 
 
 def test_the_bytes_of_each_token_by_hand() -> None:

@@ -3,6 +3,7 @@ rows to accuracy.
 """
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import adloco
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.byte_tokenizer import ByteTokenizer
@@ -18,7 +20,7 @@ from adloco.models.build import ModelBuilder
 from adloco.models.source import ModelOptions
 from adloco.models.sources.named_model import NamedModel
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.classification import Classification, LabelledTexts
+from adloco.tasks.classification import Classification, read_texts
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.task import EvaluationSettings, TaskData
 
@@ -60,7 +62,8 @@ def test_rows_become_batches(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "ab", "label": 1}\n{"text": "abcdefgh", "label": 0}\n')
     data = DataSettings(context_tokens=5).at(str(file))
-    both = LabelledTexts.read(data, "validation", "label", ByteTokenizer())
+    found, _ = read_texts(data, "label", ByteTokenizer(), ["validation"])
+    both = found["validation"]
     assert both.batch(np.array([0]), pad=9)["input_ids"].tolist() == [[0, 97, 98]]
     batch = both.batch(np.array([1, 0]), pad=9)
     assert batch["input_ids"].tolist() == [[0, 97, 98, 99, 100], [0, 97, 98, 9, 9]]
@@ -197,7 +200,13 @@ def test_a_run_from_rows_to_accuracy(
     assert main(["generate", str(tmp_path / "run"), "--prompt", "x"]) == 2
     assert "adloco generate needs a language model" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "run"), "--windows", "3"]) == 2
-    assert "is evaluated on texts; leave it out" in capsys.readouterr().err
+    assert "is evaluated on texts; leave windows out" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="windows are counted of packed text"):
+        adloco.load(tmp_path / "run").evaluate(windows=3)
+    (tmp_path / "three.jsonl").write_text('{"text": "so", "label": 2}\n')
+    three = ["--data.path", str(tmp_path / "three.jsonl")]
+    assert main(["evaluate", str(tmp_path / "run"), *three]) == 2
+    assert "is labelled 2, but the model has 2 classes, from 0" in capsys.readouterr().err
     assert main(["prepare", *flags, "--data.path", str(reviews)]) == 2
     assert "adloco prepare packs text into windows" in capsys.readouterr().err
 
@@ -308,9 +317,42 @@ def test_classes_that_are_missing_are_named(
     )
     assert main([*words, "--data.samples", "90", "--data.validation_samples", "30"]) == 2
     assert (
-        "the texts to train on have 1 classes, but there are 2 or more; data.samples takes "
+        "the texts to train on have 1 class, but there are 2 or more; data.samples takes "
         "the first rows" in capsys.readouterr().err
     )
+
+
+def test_classes_that_nobody_trains_on_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    labels = [2, 0, *(row % 2 for row in range(8))]
+    file.write_text(
+        "".join(json.dumps({"text": f"text {at}", "label": at}) + "\n" for at in labels)
+    )
+    data = DataSettings(path=str(file), validation_samples=2)
+    task = ClassificationSettings(evaluation_per_class=0)
+    with pytest.raises(ValueError, match="no text to train on has class 2, which is in the texts"):
+        task.open(TaskData(data, EvaluationSettings()))
+
+
+def shuffled_rows() -> list[dict[str, Any]]:
+    """Rows in another order each time."""
+    rows = [{"text": f"text {row}", "label": row % 2} for row in range(40)]
+    random.shuffle(rows)
+    return rows
+
+
+def test_rows_of_a_function_are_read_once() -> None:
+    """It may give others the next time, of which some would be in both splits."""
+    data = DataSettings(
+        factory="tests.tasks.test_classification:shuffled_rows", validation_samples=20
+    )
+    found, _ = read_texts(data, "label", ByteTokenizer())
+    texts = [
+        tuple(split.ids[begin:end])
+        for split in found.values()
+        for begin, end in zip(split.starts, split.starts[1:], strict=False)
+    ]
+    assert len(set(texts)) == 40
 
 
 @pytest.mark.parametrize(

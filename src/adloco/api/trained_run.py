@@ -171,8 +171,7 @@ class TrainedRun:
         Returns:
             Each measure by name, for instance loss, perplexity and bits_per_byte.
         """
-        count = self.recipe.evaluation.windows if windows is None else windows
-        return evaluate(self._trained, None if data is None else str(data), count)[0]
+        return evaluate(self._trained, None if data is None else str(data), windows)[0]
 
     def generate(
         self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0

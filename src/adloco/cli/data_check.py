@@ -73,7 +73,7 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
     """Show the data of a classifier: labelled texts, which are not packed."""
     from adloco.data.rows import read_rows
     from adloco.data.tokenizers import make_tokenizer
-    from adloco.tasks.classification import LabelledTexts
+    from adloco.tasks.classification import read_texts
 
     label, column = task.label_column, data.text_column
     rows = read_rows(data, "train", {column: str, label: int})
@@ -84,9 +84,8 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
     )
     _say("reading and tokenising all texts ...", console)
     tokenizer = make_tokenizer(data.tokenizer, ())
-    train, validation = (
-        LabelledTexts.read(data, split, label, tokenizer) for split in ("train", "validation")
-    )
+    found, _ = read_texts(data, label, tokenizer)
+    train, validation = found["train"], found["validation"]
     table = _counts_table(tokenizer)
     for split, texts in (("train", train), ("validation", validation)):
         unknown = int(np.count_nonzero(texts.ids == tokenizer.unknown))

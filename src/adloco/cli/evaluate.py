@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from adloco.cli.arguments import ModelCommand, argument
 from adloco.cli.terminal import open_console
-from adloco.errors import require
 
 
 @dataclass(kw_only=True)
@@ -21,19 +20,11 @@ class Evaluate(ModelCommand):
     def run(self) -> int:
         from adloco.run.trained import evaluate
 
-        windows: int | None = self.windows
-        require((windows or 0) >= 0, f"--windows must be >= 0, got {windows}")
         console = open_console()
         with console.status("evaluating ..."):
             trained = self.load()
             recipe = trained.stored.recipe
-            require(
-                not windows or recipe.task.packed,
-                f"--windows counts windows of packed text, but the run in {self.run_folder} is "
-                f"evaluated on {recipe.task.counted}; leave it out",
-            )
-            chosen = recipe.evaluation.windows if windows is None else windows
-            measured, count = evaluate(trained, self.path, chosen)
+            measured, count = evaluate(trained, self.path, self.windows)
         console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
         numbers = [
             f"{measure.label} {measure.text(measured[measure.name])} {measure.unit.name}".rstrip()

@@ -26,6 +26,9 @@ class Corpus:
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
+    documents: int
+    """Number of texts that were read. If they are few, the end of each is held out, so that a text
+    is in both."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Rows that were left out, by reason."""
 
@@ -40,7 +43,8 @@ class Corpus:
                 texts={split: [text for to, text in part if to == split] for split in SPLITS},
                 after={
                     "row": end,
-                    "rows": end,
+                    "rows": self.documents + self.skipped.total(),
+                    "documents": self.documents,
                     "skipped": dict(self.skipped),
                     "complete": end == len(documents),
                 },
@@ -77,6 +81,7 @@ def load_corpus(data: DataSettings) -> Corpus:
     return Corpus(
         train=tuple(texts["train"]),
         validation=tuple(texts["validation"]),
+        documents=len(kept),
         skipped=rows.position.skipped,
     )
 

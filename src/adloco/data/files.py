@@ -16,6 +16,9 @@ from adloco.data.formats import FORMATS, text_rows
 from adloco.dotted_path import load_object
 from adloco.errors import require
 
+TABLES = (".json", ".csv", ".tsv")
+"""Suffixes of files that hold rows, in forms that are not read."""
+
 
 def expanded(path: str) -> Path:
     """The path, with ~ or ~user at its beginning replaced by a home folder.
@@ -41,7 +44,8 @@ def cache_folder(path: str) -> Path:
 
 
 def data_files(path: Path, text_column: str) -> list[DataFile]:
-    """The file at a path, or all files in a folder and its subfolders, sorted by path.
+    """The file at a path, or all files in a folder and its subfolders, sorted by path. Names that
+    begin with a dot are left out: other programs keep their notes there.
 
     A file whose suffix has no format is read as text.
 
@@ -58,8 +62,29 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
         f"data.path {str(path)!r} is a device or a pipe, which has no end or is read only once; "
         "give a text file, a folder, or jsonl/parquet",
     )
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = sorted(_files_below(path)) if path.is_dir() else [path]
+    require(
+        files != [path] or path.suffix.lower() not in TABLES,
+        f"data.path {str(path)!r} would be read as one text; name it .jsonl if each line is a JSON "
+        "object, or .txt if it is a text, or convert it to jsonl or parquet",
+    )
     return [_data_file(file, text_column) for file in files]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The files in a folder and its subfolders, through links too. A link to nothing is one of
+    them, so that it is a bad row.
+    """
+    seen: set[Path] = set()
+    for inside, folders, names in os.walk(folder, followlinks=True):
+        seen.add(Path(inside).resolve())
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and Path(inside, name).resolve() not in seen
+        ]
+        files = (Path(inside, name) for name in names if not name.startswith("."))
+        yield from (file for file in files if file.is_file() or file.is_symlink())
 
 
 def _data_file(file: Path, text_column: str) -> DataFile:

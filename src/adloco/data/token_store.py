@@ -39,7 +39,7 @@ tokens up to its end, and the digest of its own tokens.
 SAMPLED_CHUNKS = 8
 """Chunks whose tokens are compared with their digests when a store is opened."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
 """Version of the files, in the folder's name, so that none replaces the stores of another."""
 WAIT_SECONDS = 1.0
 """Wait of a process for the lock before it looks at what another one has appended."""
@@ -49,13 +49,15 @@ WAIT_SECONDS = 1.0
 class State:
     """Contents of a store, and the place where its source continues."""
 
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
     source: str
     dtype: Literal["uint16", "uint32"]
     train: int = 0
     """Tokens to train on."""
     validation: int = 0
     """Tokens to validate on."""
+    validation_bytes: int = 0
+    """UTF-8 bytes of the texts to validate on."""
     documents: int = 0
     rows: int = 0
     """Rows read of all stages, including those that were left out."""
@@ -206,25 +208,30 @@ class TokenStore:
                 getattr(state, split) * np.dtype(state.dtype).itemsize,
                 arrays[split].tobytes(),
             )
-        digest = hashlib.sha256(bytes.fromhex(state.digest))
+        digest, num_bytes = hashlib.sha256(bytes.fromhex(state.digest)), dict.fromkeys(SPLITS, 0)
         for split in SPLITS:
             for text in chunk.texts[split]:
                 # With the lengths, no two different lists of documents give the same bytes.
                 content = text.encode("utf-8")
                 digest.update(split.encode() + len(content).to_bytes(8, "little") + content)
+                num_bytes[split] += len(content)
         name = digest.digest()[:DIGEST_BYTES]
         train, validation = (getattr(state, split) + len(arrays[split]) for split in SPLITS)
         sums = [_digest(arrays[split]) for split in SPLITS]
         record = RECORD.pack(name, train, sums[0], validation, sums[1])
         _write_at(self.folder / CHUNKS, state.chunks * RECORD.size, record)
+        fields = {
+            "documents": state.documents + sum(len(texts) for texts in chunk.texts.values()),
+            **chunk.after,
+        }
         after = replace(
             state,
             train=train,
             validation=validation,
-            documents=state.documents + sum(len(texts) for texts in chunk.texts.values()),
+            validation_bytes=state.validation_bytes + num_bytes["validation"],
             chunks=state.chunks + 1,
             digest=name.hex(),
-            **chunk.after,
+            **fields,
         )
         _commit(self.folder, after)
         return after

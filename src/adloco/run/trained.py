@@ -131,19 +131,33 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
     return task
 
 
-def evaluate(trained: Trained, path: str | None, windows: int) -> tuple[dict[str, float], int]:
+def evaluate(
+    trained: Trained, path: str | None, windows: int | None
+) -> tuple[dict[str, float], int]:
     """Evaluate a model.
 
     Args:
         trained: The model of a run.
         path: Data of which all rows are used; None for the run's own validation rows.
-        windows: Windows to evaluate a language model on, evenly spaced; 0: all.
+        windows: Windows to evaluate a language model on, evenly spaced; 0: all; None: as many as in
+            training.
 
     Returns:
         Each measure by name, and the number of tokens or texts that it averages over.
+
+    Raises:
+        ValueError: The data cannot be evaluated, or is not counted in windows.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    evaluation = replace(recipe.evaluation, windows=windows)
+    require((windows or 0) >= 0, f"windows must be >= 0, got {windows}")
+    require(
+        not windows or recipe.task.packed,
+        f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
+        f"{recipe.task.counted}; leave windows out",
+    )
+    evaluation = recipe.evaluation
+    if windows is not None:
+        evaluation = replace(evaluation, windows=windows)
     if path is None:
         task = own_task(trained, evaluation)
     else:
@@ -175,6 +189,15 @@ def continued(
         ValueError: The run trains another task, or a number is out of range.
     """
     recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer
+    require(
+        isinstance(temperature, int | float) and type(max_tokens) is type(seed) is int,
+        "tokens and seed must be whole numbers, and temperature a number; got "
+        f"{max_tokens!r}, {seed!r} and {temperature!r}",
+    )
+    require(
+        not any("\ud800" <= letter <= "\udfff" for letter in prompt),
+        "the prompt holds bytes that are no UTF-8 text, or half a surrogate pair",
+    )
     require(
         max_tokens > 0 and (temperature == 0 or COLDEST <= temperature < math.inf),
         f"tokens must be > 0 and temperature 0 or >= {COLDEST} and finite, got {max_tokens} and "

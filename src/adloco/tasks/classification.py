@@ -8,8 +8,8 @@ enters neither the loss nor a gradient.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
+from adloco.data.data_file import Row
 from adloco.data.data_settings import DataSettings
-from adloco.data.rows import Split, left_out, read_rows
+from adloco.data.rows import Position, Split, left_out, open_rows, stages
 from adloco.data.sources import StreamOrder
+from adloco.data.token_store import SPLITS
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
@@ -43,27 +45,25 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
         f"data.tokenizer must be bytes or a Hugging Face tokenizer here, got {data.tokenizer!r}",
     )
     own = given.tokenizer or make_tokenizer(data.tokenizer, ())
-    train, validation = (
-        LabelledTexts.read(data, split, settings.label_column, own)
-        for split in ("validation" if everything else "train", "validation")
-    )
-    # Without a validation split both read the same rows, so each has counted every row that
-    # was left out.
-    skipped = (
-        train.skipped + validation.skipped
-        if data.validation_split
-        else train.skipped | validation.skipped
-    )
+    splits: tuple[Split, ...] = ("validation",) if everything else SPLITS
+    texts, skipped = read_texts(data, settings.label_column, own, splits)
+    train, validation = texts[splits[0]], texts["validation"]
     if not everything:
-        few, many = len(set(train.labels)), len(set(validation.labels))
+        trained, held_out = set(train.labels), set(validation.labels)
         advice = (
             "data.samples takes the first rows, which may be sorted by label: raise it, or "
             "shuffle the rows"
         )
         require(
-            few > 1 and few >= many,
-            f"the texts to train on have {few} classes, but there are {max(many, 2)} or more; "
-            f"{advice}",
+            len(trained) > 1,
+            "the texts to train on have 1 class, but there are "
+            f"{max(len(held_out), 2)} or more; {advice}",
+        )
+        unseen = sorted(held_out - trained)
+        require(
+            not unseen,
+            f"no text to train on has class {unseen[0] if unseen else ''}, which is in the texts "
+            f"to validate on; {advice}",
         )
     return Classification(
         train,
@@ -71,6 +71,7 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
         validation.balanced(0 if everything else settings.evaluation_per_class, train.num_classes),
         own,
         skipped,
+        trains=not everything,
     )
 
 
@@ -84,6 +85,8 @@ class Classification:
         evaluated: NDArray[np.int64],
         tokenizer: Tokenizer,
         skipped: Counter[str],
+        *,
+        trains: bool,
     ) -> None:
         self.tokenizer = tokenizer
         self.corpus = hashlib.sha256(f"{train.digest} {validation.digest}".encode()).hexdigest()[
@@ -94,6 +97,7 @@ class Classification:
         self._evaluated = evaluated
         self._pad = tokenizer.end_of_text
         self._skipped = skipped
+        self._trains = trains
         self._num_texts = len(train) + len(validation)
 
     def matches_fingerprint(self, corpus: str) -> bool:
@@ -113,7 +117,14 @@ class Classification:
             f"data.context_tokens must be <= {longest}, the longest context of the model, where "
             f"texts have {most} tokens",
         )
-        config.num_labels = max(self._train.num_classes, self._validation.num_classes)
+        classes = max(self._train.num_classes, self._validation.num_classes)
+        require(
+            self._trains or classes <= config.num_labels,
+            f"a text is labelled {classes - 1}, but the model has {config.num_labels} classes, "
+            "from 0",
+        )
+        if self._trains:
+            config.num_labels = classes
         if config.pad_token_id is None:
             config.pad_token_id = self._pad
         self._pad = config.pad_token_id
@@ -212,40 +223,6 @@ class LabelledTexts:
     """The class of each text, from 0: [texts]."""
     digest: str
     """Equal for equal texts and labels, whatever the tokenizer."""
-    skipped: Counter[str]
-    """Number of rows that were left out, by reason."""
-
-    @staticmethod
-    def read(
-        data: DataSettings, split: Split, label_column: str, tokenizer: Tokenizer
-    ) -> "LabelledTexts":
-        """The rows of a split, each cut at data.context_tokens tokens.
-
-        Raises:
-            ValueError: A row is bad while data.bad_rows is "error", or none is left.
-        """
-        digest, labels, lengths, ids = hashlib.sha256(), [], [], []
-        rows = read_rows(data, split, {data.text_column: str, label_column: int})
-        for chunk in _chunks(rows, TEXTS_AT_ONCE):
-            texts = [row[data.text_column] for row in chunk]
-            for row, encoded in zip(
-                chunk, tokenizer.encode_whole(texts, data.context_tokens), strict=True
-            ):
-                label = row[label_column]
-                digest.update(
-                    f"{label} {len(row[data.text_column])} {row[data.text_column]}".encode()
-                )
-                labels.append(label)
-                lengths.append(len(encoded))
-                ids.append(np.array(encoded, dtype=np.int32))
-        require(bool(labels), f"{data.source} has no labelled text to use for {split}")
-        return LabelledTexts(
-            ids=np.concatenate(ids),
-            starts=np.cumsum([0, *lengths]),
-            labels=np.array(labels),
-            digest=digest.hexdigest()[:24],
-            skipped=rows.skipped,
-        )
 
     @property
     def num_classes(self) -> int:
@@ -304,7 +281,58 @@ class LabelledTexts:
         }
 
 
-def _chunks(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
+@dataclass(kw_only=True)
+class _Reading:
+    """What was read so far of a split."""
+
+    ids: list[NDArray[np.int32]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    digest: Any = field(default_factory=hashlib.sha256)
+
+
+def read_texts(
+    data: DataSettings,
+    label_column: str,
+    tokenizer: Tokenizer,
+    splits: Sequence[Split] = SPLITS,
+) -> tuple[dict[Split, LabelledTexts], Counter[str]]:
+    """The texts of these splits, each cut at data.context_tokens tokens, and the number of rows
+    that were left out, by reason.
+
+    Rows are read once: a function of the user's own could give others the next time, and what is
+    held out would be trained on.
+
+    Raises:
+        ValueError: A row is bad while data.bad_rows is "error", or a split has no text.
+    """
+    found: dict[Split, _Reading] = {"train": _Reading(), "validation": _Reading()}
+    skipped: Counter[str] = Counter()
+    for stage in stages(data):
+        rows = open_rows(data, stage, {data.text_column: str, label_column: int}, Position())
+        for chunk in _chunks(((at, row) for at, row in rows if row is not None), TEXTS_AT_ONCE):
+            texts = [row[data.text_column] for _, row in chunk]
+            encoded = tokenizer.encode_whole(texts, data.context_tokens)
+            for (at, row), text, ids in zip(chunk, texts, encoded, strict=True):
+                reading, label = found[stage.split_of(at)], row[label_column]
+                reading.ids.append(np.array(ids, dtype=np.int32))
+                reading.labels.append(label)
+                reading.digest.update(f"{label} {len(text)} {text}".encode())
+        skipped += rows.position.skipped
+    for split in splits:
+        labelled = bool(found[split].labels)
+        require(labelled, f"{data.source} has no labelled text to use for {split}")
+    return {
+        split: LabelledTexts(
+            ids=np.concatenate(found[split].ids),
+            starts=np.cumsum([0, *map(len, found[split].ids)]),
+            labels=np.array(found[split].labels),
+            digest=found[split].digest.hexdigest()[:24],
+        )
+        for split in splits
+    }, skipped
+
+
+def _chunks(rows: Iterable[tuple[int, Row]], size: int) -> Iterator[list[tuple[int, Row]]]:
     iterator = iter(rows)
     while chunk := list(islice(iterator, size)):
         yield chunk
