@@ -8,7 +8,7 @@ import pytest
 
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.controller import NORM_NOISE, BatchController, BatchGuards
-from adloco.rules.level import PAST_TESTS, VAGUE, Level, Proportion, merged
+from adloco.rules.level import PAST_TESTS, VAGUE, Level, merged
 from adloco.rules.moments import GradientEstimate
 
 UNSEEN = Level(log_mean=None, log_variance=0.0, test_variance=0.01)
@@ -84,28 +84,6 @@ def test_a_measurement_below_all_of_the_first_grid_by_a_plain_sum(deviation: flo
     assert middle < -6 * deviation
     assert fallen.log_mean == pytest.approx(middle, abs=2e-3)
     assert fallen.log_variance == pytest.approx(spread, rel=2e-3)
-
-
-def test_a_share_is_a_mean_whose_tests_age() -> None:
-    first = Proportion().seen(0.6, spread=0.04, tests=4, trust=1.0, elapsed=0.0)
-    assert (first.value, first.noise, first.tests) == (0.6, 0.04, 4)
-    # Samples double: four tests count as two, beside two that count as a half each.
-    second = first.seen(-0.3, spread=0.1, tests=2, trust=0.5, elapsed=math.log(2))
-    assert (second.value, second.tests) == (pytest.approx(0.3), pytest.approx(3.0))
-    assert second.noise == pytest.approx((2 * 0.04 + 1 * 0.5 * 0.1) / 3)
-    for nothing in ({"value": math.nan, "trust": 1.0}, {"value": 9.0, "trust": 0.0}):
-        aged = first.seen(spread=0.1, tests=2, elapsed=math.log(2), **nothing)
-        assert (aged.mean, aged.noise, aged.tests) == (0.6, 0.04, pytest.approx(2))
-
-
-def test_a_share_that_cannot_be_told_from_zero_is_its_standard_error() -> None:
-    assert Proportion().value == 0
-    unknown = Proportion().seen(-0.2, spread=0.16, tests=4, trust=1.0, elapsed=0.0)
-    assert unknown.value == pytest.approx(0.4 / 2)
-    # A test by itself has no spread, so the first one is not told from zero either.
-    alone = Proportion().seen(-0.2, spread=0.0, tests=1, trust=1.0, elapsed=0.0)
-    assert alone.value == pytest.approx(0.2)
-    assert Proportion().seen(7.0, spread=0.1, tests=4, trust=1.0, elapsed=0.0).value == 1
 
 
 def test_the_noise_of_a_test_follows_the_spread() -> None:

@@ -33,7 +33,6 @@ def test_by_hand() -> None:
         scatter=12,
         scatter_squares=144,
         inner_scatter=5,
-        inner_squares=25,
     )
     result = estimate(moments)
     assert result is not None

@@ -148,11 +148,9 @@ def samples_of(plans: Mapping[int, BatchPlan]) -> int:
 
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
     """Raise ValueError if a worker on this many ranks could not compare enough groups."""
-    # A test step has a multiple of test_groups as its number of groups, or one for each sample.
     require(
-        test_groups % rule.fewest_groups == 0 or rule.fewest_groups <= 2,
-        f"test.groups must be a multiple of {rule.fewest_groups} for this batch rule with these "
-        f"settings of [batch], got {test_groups}",
+        test_groups >= rule.fewest_groups or rule.fewest_groups <= 2,
+        f"test.groups must be >= {rule.fewest_groups} for this batch rule, got {test_groups}",
     )
     smallest = smallest_share(rule.fewest_groups, ranks)
     needed = math.ceil(smallest / ranks)

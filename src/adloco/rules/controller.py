@@ -3,8 +3,7 @@
 After the tests of a round, S and |G|^2 are each followed by a filter (`level.py`): a normal
 distribution of the logarithm, which widens with the logarithm of the samples seen, and which each
 test multiplies by its likelihood. With the medians a batch rule is asked for a batch, and guards
-limit the answer. Of Var<g_i, G> the mean share in S |G|^2 is followed: tests of it are too skewed
-for a normal likelihood, and the share changes far less than they do.
+limit the answer.
 """
 
 import math
@@ -15,7 +14,7 @@ from typing import Any
 
 from adloco.errors import require_range, require_setting
 from adloco.rules.batch_rules.batch_rule import BatchRule, TrainingPoint
-from adloco.rules.level import Level, Proportion, merged, pooled
+from adloco.rules.level import Level, merged
 from adloco.rules.moments import GradientEstimate
 from adloco.setting import setting
 
@@ -56,8 +55,8 @@ class BatchGuards:
     """Smallest requested batch, in samples."""
     maximum: int = 512
     """Largest requested batch, in samples. A trainer with many workers can train on more, because
-    every worker takes at least one sample (two for the norm test, four for unbiased inner-product
-    tests), and every rank of a worker at least one."""
+    every worker takes at least one sample (two for the norm test), and every rank of a worker at
+    least one."""
     max_growth: float = math.inf
     """Largest factor by which one round may raise the requested batch; by one sample it always
     may. While |G|^2 cannot be told from zero the batch grows by this factor; with inf, which is no
@@ -112,8 +111,6 @@ class BatchController:
         self._samples = 0
         self._variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
-        self._along = Proportion()
-        """The share of the noise that lies along the gradient, Var<g_i, G> / (S |G|^2)."""
 
     def update(
         self,
@@ -167,8 +164,7 @@ class BatchController:
             grad_variance=variance,
             grad_norm_sq=norm_sq,
             plugin_norm_sq=last.plugin_norm_sq * scale,
-            inner_variance=self._along.value * variance * norm_sq,
-            plugin_inner_variance=last.plugin_inner_variance * scale**2,
+            inner_variance=last.inner_variance * scale**2,
             norm_factor=self._norm.factor,
             variance_factor=self._variance.factor,
         )
@@ -187,7 +183,6 @@ class BatchController:
         for name in ("_variance", "_norm"):
             levels = {key: getattr(each, name) for key, each in tested.items()}
             setattr(self, name, merged(levels, weights, MERGE_WANDER))
-        self._along = pooled({key: each._along for key, each in tested.items()}, weights)
 
     def _follow(self, measured: GradientEstimate, samples: int) -> None:
         elapsed = math.log(samples / self._samples) if samples > self._samples > 0 else 0.0
@@ -199,15 +194,6 @@ class BatchController:
         self._norm = self._norm.later(elapsed, wander=NORM_WANDER, fall=NORM_FALL).seen(
             measured.grad_norm_sq, scale=mean_sq, spread=measured.norm_spread, tests=tests
         )
-        # The noise of the mean gradient makes errors of a share larger by the root of 1 / trust.
-        level, whole = self._norm.value, self._variance.value * self._norm.value
-        self._along = self._along.seen(
-            measured.inner_variance / whole if whole > 0 else math.nan,
-            spread=measured.inner_spread / whole / whole if whole > 0 else math.nan,
-            tests=tests,
-            trust=min(1.0, level / mean_sq) ** 2 if mean_sq > 0 else 0.0,
-            elapsed=elapsed,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -216,7 +202,6 @@ class BatchController:
             "measured": asdict(self.measured) if self.measured else None,
             "variance": asdict(self._variance),
             "norm": asdict(self._norm),
-            "along": asdict(self._along),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -226,4 +211,3 @@ class BatchController:
         self.measured = GradientEstimate(**measured) if measured else None
         self._variance = Level(**state["variance"])
         self._norm = Level(**state["norm"])
-        self._along = Proportion(**state["along"])

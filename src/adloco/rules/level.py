@@ -14,7 +14,7 @@ is measured: the spread of the tests of a round.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 VAGUE = 9.0
 """Variance of the logarithm before the first test: a factor of 20 up or down."""
@@ -139,61 +139,6 @@ class Level:
         found = dof * spread / square if square > 0 else 0.0  # A square may underflow.
         # Tests that repeat exactly would make it vanish in the end.
         return max((found + before) / (dof + PAST_TESTS), LEAST_NOISE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proportion:
-    """Estimate of a part of a whole, from 0 to 1, that hardly changes: a mean of tests, of which
-    each counts the less the more samples came after it.
-    """
-
-    mean: float = 0.0
-    """Mean of what the tests measured, which may be negative."""
-    noise: float = 0.0
-    """Variance of a test that counts as one."""
-    tests: float = 0.0
-    """Tests that the mean is worth."""
-
-    @property
-    def value(self) -> float:
-        """The estimate. One that cannot be told from zero counts as its standard error."""
-        error = math.sqrt(self.noise / self.tests) if self.tests > 0 else 0.0
-        return min(max(self.mean, error), 1.0)
-
-    def seen(
-        self, value: float, *, spread: float, tests: float, trust: float, elapsed: float
-    ) -> "Proportion":
-        """The estimate after the tests of a round.
-
-        A value that is not finite changes nothing but the age of what was known.
-
-        Args:
-            value, spread, tests: As for `Level.seen`.
-            trust: What one of them counts as, at most 1.
-            elapsed: As for `Level.later`.
-        """
-        known = self.tests * math.exp(-elapsed)
-        if not math.isfinite(value + spread) or trust == 0:
-            return replace(self, tests=known)
-        if tests == 1:  # What it differs by from what was known.
-            spread = (value - self.mean) ** 2
-        gain = tests * trust / (known + tests * trust)
-        return Proportion(
-            mean=self.mean + gain * (value - self.mean),
-            noise=self.noise + gain * (trust * spread - self.noise),
-            tests=known + tests * trust,
-        )
-
-
-def pooled(parts: Mapping[int, Proportion], weights: Mapping[int, float]) -> Proportion:
-    """The weighted mean of what trainers know, by trainer id."""
-    total = sum(weights[key] for key in parts)
-    shares = [(weights[key] / total, part) for key, part in parts.items()]
-    return Proportion(
-        mean=sum(share * part.mean for share, part in shares),
-        noise=sum(share * part.noise for share, part in shares),
-        tests=sum(share * part.tests for share, part in shares),
-    )
 
 
 def merged(levels: Mapping[int, Level], weights: Mapping[int, float], added: float) -> Level:

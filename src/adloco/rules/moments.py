@@ -44,8 +44,6 @@ class Moments:
     """Sum of dof V^, with V^ an estimate of Var<g_i, G>, the variance over samples of the inner
     product with the true gradient G. Zero unless an inner-product test measures it.
     """
-    inner_squares: float = 0.0
-    """Sum of dof (V^)^2."""
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments.from_numbers(
@@ -96,7 +94,6 @@ def group_moments(
         scatter=dof * variance,
         scatter_squares=dof * variance**2,
         inner_scatter=dof * inner_variance,
-        inner_squares=dof * inner_variance**2,
     )
 
 
@@ -111,19 +108,14 @@ class GradientEstimate:
     plugin_norm_sq: float
     """The published (plug-in) estimate of |G|^2: the mean of |gbar|^2, too large by S / b."""
     inner_variance: float = 0.0
-    """Var<g_i, G> over samples, for the inner-product tests, in units of |G|^4. The unbiased form
-    can be negative, but a `BatchController`'s is not.
-    """
-    plugin_inner_variance: float = 0.0
-    """What the last tests alone say of it, in proportion to `plugin_norm_sq`."""
+    """Var<g_i, G> over samples, for the inner-product tests, in proportion to the square of
+    `plugin_norm_sq`."""
     tests: float = 1.0
     """Test steps of which these are the means."""
     variance_spread: float = 0.0
     """Variance of the tests' S^ around their mean; 0 with one test."""
     norm_spread: float = 0.0
     """Variance of their estimates of |G|^2."""
-    inner_spread: float = 0.0
-    """Variance of their estimates of Var<g_i, G>."""
     norm_factor: float = 1.0
     """|G|^2 is known to within this factor, one standard deviation up or down. A
     `BatchController`'s estimate has it, a single round's has 1."""
@@ -157,7 +149,6 @@ def estimate(moments: Moments) -> GradientEstimate | None:
         return None
     grad_variance = moments.scatter / moments.dof
     norm_sq = moments.norm_sq / moments.weight
-    inner_variance = moments.inner_scatter / moments.dof
 
     def spread(squares: float, mean: float) -> float:
         """The variance of the tests' values from the mean of their squares."""
@@ -168,10 +159,8 @@ def estimate(moments: Moments) -> GradientEstimate | None:
         grad_variance=grad_variance,
         grad_norm_sq=norm_sq,
         plugin_norm_sq=moments.mean_norm_sq / moments.weight,
-        inner_variance=inner_variance,
-        plugin_inner_variance=inner_variance,
+        inner_variance=moments.inner_scatter / moments.dof,
         tests=moments.tests,
         variance_spread=spread(moments.scatter_squares / moments.dof, grad_variance),
         norm_spread=spread(moments.norm_sq_squares / moments.weight, norm_sq),
-        inner_spread=spread(moments.inner_squares / moments.dof, inner_variance),
     )

@@ -5,9 +5,9 @@ and of its direction.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adloco.errors import require_choices, require_range
+from adloco.errors import require_range
 from adloco.rules.batch_rules.batch_rule import UNBOUNDED, TrainingPoint
-from adloco.rules.batch_rules.norm_test import Estimator, estimated_norm_sq, samples_needed
+from adloco.rules.batch_rules.norm_test import samples_needed
 from adloco.rules.moments import GradientEstimate
 
 
@@ -17,28 +17,13 @@ class ProductRule:
 
     theta: float = 0.9
     """Tolerated relative error of the gradient's length along the true gradient."""
-    estimator: Estimator = "unbiased"
-    """Estimator of |G|^2 and Var<g_i, G>. unbiased: inner-product tests need at least four samples
-    per worker, and test.groups a multiple of 4; plug-in: from the mean gradient, whose own noise
-    adds S/b to |G|^2 and about tr(Sigma^2)/b to Var<g_i, G>."""
 
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
+    fewest_groups: ClassVar[int] = 2
     tolerances: ClassVar[tuple[str, ...]] = ("theta",)
 
     def __post_init__(self) -> None:
         require_range(self, *self.tolerances, above=0)
-        require_choices(self)
-
-    @property
-    def fewest_groups(self) -> int:
-        """Groups of samples per worker that the estimate of Var<g_i, G> needs."""
-        return 4 if self.estimator == "unbiased" else 2
-
-    def inner_variance(self, estimate: GradientEstimate) -> float:
-        """Var<g_i, G> by the rule's estimator."""
-        if self.estimator == "plug-in":
-            return estimate.plugin_inner_variance
-        return estimate.inner_variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +39,7 @@ class InnerProductTest(ProductRule):
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
             return point.requested_batch
-        norm_sq = estimated_norm_sq(estimate, self.estimator)
-        return samples_needed(self.inner_variance(estimate), self.theta, max(norm_sq, 0.0) ** 2)
+        return samples_needed(estimate.inner_variance, self.theta, estimate.plugin_norm_sq**2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +61,9 @@ class AugmentedInnerProductTest(ProductRule):
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
             return point.requested_batch
-        norm_sq = max(estimated_norm_sq(estimate, self.estimator), 0.0)
+        norm_sq, inner = estimate.plugin_norm_sq, estimate.inner_variance
         if norm_sq == 0:
             return UNBOUNDED
-        inner = self.inner_variance(estimate)
         along = samples_needed(inner, self.theta, norm_sq**2)
         orthogonal = samples_needed(estimate.grad_variance - inner / norm_sq, self.nu, norm_sq)
         return max(along, orthogonal)

@@ -1,28 +1,23 @@
 """The gradient statistics of the inner-product tests.
 
-Beside |g_j|^2 they need <g_j, gbar>, which takes a second pass over the groups once gbar is known;
-`inner_variance.py` has the formulas.
+Beside |g_j|^2 they need <g_j, gbar>, which takes a second pass over the groups once gbar is known.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from adloco.algorithms.gradient_stats import MeasuredStep, Passes
 from adloco.algorithms.model_state import copy_all
-from adloco.distributed.dtensor import zeros_like
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import GradientSums, watched
 from adloco.lab.inner_product.batch_rules import ProductRule
-from adloco.lab.inner_product.inner_variance import plug_in, unbiased
-from adloco.rules.batch_rules.norm_test import Estimator
 from adloco.rules.moments import Moments, group_moments
 from adloco.rules.switch import BatchPlan
 
@@ -38,7 +33,7 @@ class ProductMeasurement:
         params: Sequence[Tensor],
         statistics: Sequence[Tensor],
     ) -> None:
-        self._estimator, self._params, self._statistics = rule.estimator, params, statistics
+        self._params, self._statistics = params, statistics
 
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
         return ProductStep(
@@ -47,7 +42,6 @@ class ProductMeasurement:
             engine=engine,
             params=self._params,
             statistics=self._statistics,
-            estimator=self._estimator,
         ).backward()
 
 
@@ -55,7 +49,7 @@ class ProductMeasurement:
 class ProductStep(MeasuredStep):
     """One inner step on one rank, with squared norms and inner products.
 
-    It takes memory for copies of the gradient: one for the plug-in form, two for the unbiased one.
+    It takes memory for one more copy of the gradients.
     """
 
     params: Sequence[Tensor]
@@ -63,78 +57,51 @@ class ProductStep(MeasuredStep):
     statistics: Sequence[Tensor]
     """Buffers that forward passes change (running statistics). They are restored after the second
     pass."""
-    estimator: Estimator
-    """Estimator of Var<g_i, G>."""
 
     def backward(self) -> tuple[Tensor, Moments]:
         """Compute the step's gradients and statistics; see `Measurement.backward`."""
-        even = self._sums() if self.estimator == "unbiased" else []
-
-        def add(index: int, gradient: Tensor) -> None:
-            even[index].add_(gradient)
-
-        def during(group: int) -> AbstractContextManager[None]:
-            kept = bool(even) and group % 2 == 0
-            return watched(self.params, add) if kept else nullcontext()
-
-        losses, own = self.with_norms(during)
-        self._average_even(even)
-        rows = [own, *self._inner_products(even)]
-        numbers = [self.engine.norm_sq_part(), *itertools.chain(*rows)]
+        losses, own = self.with_norms()
+        numbers = [self.engine.norm_sq_part(), *own, *self._inner_products()]
         mean_norm_sq, *gathered = self.engine.sum_on_device(numbers).tolist()
         samples = self.plan.micro_batches
-        count = len(samples)
-        norms_sq, *products = (gathered[at : at + count] for at in range(0, len(gathered), count))
-        inner_variance = (
-            unbiased(samples, norms_sq, *products)
-            if even
-            else plug_in(samples, mean_norm_sq, *products)
-        )
+        norms_sq, products = gathered[: len(samples)], gathered[len(samples) :]
+        inner_variance = plug_in(samples, mean_norm_sq, products)
         return losses, group_moments(samples, norms_sq, mean_norm_sq, inner_variance)
 
-    def _inner_products(self, even: Sequence[Tensor]) -> list[list[Tensor | float]]:
-        """<g_j, gbar> of this rank's groups, and <g_j, even> if `even` is not empty.
-
-        It takes a second pass over the groups, and memory for one more copy of the gradients.
-
-        Args:
-            even: The mean gradient of the samples of the groups 0, 2, 4, ...
-
-        Returns:
-            One or two rows with a number for each group of the worker; other ranks' are zero.
+    def _inner_products(self) -> list[Tensor | float]:
+        """<g_j, gbar> of this rank's groups; a number for each group of the worker, and those of
+        other ranks are zero.
         """
         means = [None if own.grad is None else own.grad.clone() for own in self.params]
         before = [buffer.clone() for buffer in self.statistics]
-        references: list[Sequence[Tensor | None]] = [means, *([even] if even else [])]
-        products = [self.zeros() for _ in references]
-        with ExitStack() as stack:
-            sums = [stack.enter_context(products_with(self.params, each)) for each in references]
+        products = self.zeros()
+        with products_with(self.params, means) as incoming:
             self._set_gradients(itertools.repeat(None))
             for group, _ in itertools.zip_longest(self.own_groups, self.passes(self.plan)):
-                for row, incoming in zip(products, sums, strict=True):
-                    if group is not None:
-                        row[group] = incoming.take() / self.fraction(group)
+                if group is not None:
+                    products[group] = incoming.take() / self.fraction(group)
                 self._set_gradients(itertools.repeat(None))
         self._set_gradients(means)
         copy_all(before, self.statistics)
         return products
 
-    def _average_even(self, sums: Sequence[Tensor]) -> None:
-        """Turn this rank's sums over its even groups into the mean over all their samples."""
-        self.engine.average(sums)
-        even_samples = sum(self.plan.micro_batches[::2])
-        for total in sums:
-            total.mul_(self.plan.ranks * self.plan.worker_batch / even_samples)
-
-    def _sums(self) -> list[Tensor]:
-        """Zeros with the shapes of the parameters, in float32 or a more precise type."""
-        types = [torch.promote_types(parameter.dtype, torch.float32) for parameter in self.params]
-        pairs = zip(self.params, types, strict=True)
-        return [zeros_like(parameter, dtype) for parameter, dtype in pairs]
-
     def _set_gradients(self, gradients: Iterable[Tensor | None]) -> None:
         for parameter, gradient in zip(self.params, gradients, strict=False):
             parameter.grad = gradient
+
+
+def plug_in(samples: Sequence[int], mean_norm_sq: float, inner_products: Sequence[float]) -> float:
+    """Var<g_i, G> as gbar' Sigma^ gbar with the sample covariance Sigma^ of the groups.
+
+    Its expectation is too large by tr(Sigma^2) / b for Gaussian gradients with covariance Sigma.
+
+    Args:
+        samples: m_j, the number of samples in each group.
+        mean_norm_sq: |gbar|^2, the squared norm of the mean gradient of all samples.
+        inner_products: <g_j, gbar> for each group.
+    """
+    pairs = zip(samples, inner_products, strict=True)
+    return sum(m * (product - mean_norm_sq) ** 2 for m, product in pairs) / max(1, len(samples) - 1)
 
 
 @contextmanager

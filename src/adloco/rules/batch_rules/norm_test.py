@@ -53,7 +53,9 @@ class NormTest:
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
             return point.requested_batch
-        norm_sq = estimated_norm_sq(estimate, self.estimator)
+        norm_sq = estimate.plugin_norm_sq
+        if self.estimator == "unbiased":  # 0 if it cannot be told from zero.
+            norm_sq = estimate.grad_norm_sq if estimate.norm_factor <= UNKNOWN else 0.0
         return samples_needed(estimate.grad_variance, self.eta, norm_sq)
 
 
@@ -66,10 +68,3 @@ def samples_needed(variance: float, tolerance: float, norm: float) -> int:
         return 1
     allowed = tolerance**2 * norm
     return max(1, math.ceil(min(variance / allowed, UNBOUNDED))) if allowed > 0 else UNBOUNDED
-
-
-def estimated_norm_sq(estimate: GradientEstimate, estimator: Estimator) -> float:
-    """|G|^2 by this estimator; 0 if the unbiased one cannot be told from zero."""
-    if estimator == "plug-in":
-        return estimate.plugin_norm_sq
-    return estimate.grad_norm_sq if estimate.norm_factor <= UNKNOWN else 0.0
