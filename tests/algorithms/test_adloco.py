@@ -58,8 +58,8 @@ from tests.problems import (
 
 def test_counters_by_hand() -> None:
     # Two trainers of two workers, batches of 6, H = 3: 2 x 6 x 3 samples a round. Four float32
-    # parameters: a worker sends 16 bytes a sync, 26 scalars of 8 bytes (two seconds, two counts,
-    # nine of the sync, ten moments, three step losses) and a sketch of its trainer. DDP: 16 bytes
+    # parameters: a worker sends 16 bytes a sync, 25 scalars of 8 bytes (two seconds, two counts,
+    # nine of the sync, nine moments, three step losses) and a sketch of its trainer. DDP: 16 bytes
     # at each inner step.
     run = make_run(
         num_trainers=2,
@@ -74,7 +74,7 @@ def test_counters_by_hand() -> None:
         (3, 9, 3),
         (4, 12, 4),
     ]
-    each = 224 + 8 * BUCKETS
+    each = 216 + 8 * BUCKETS
     assert [report.bytes_communicated for report in reports] == [each, 2 * each, 3 * each, 4 * each]
     assert [report.bytes_ddp_equivalent for report in reports] == [48, 96, 144, 192]
     row = reports[0].trainers[1]
@@ -151,7 +151,7 @@ def test_what_travels_while_training_continues_is_counted_with_its_round() -> No
     )
     for report in run.rounds(20):
         assert (report.sync.bytes, report.sync.compression_ratio) == (12, 16 / 12)
-    assert report.bytes_communicated == 20 * (12 + (23 + 3 + BUCKETS) * 8)
+    assert report.bytes_communicated == 20 * (12 + (22 + 3 + BUCKETS) * 8)
 
 
 def test_schedule_runs_on_tokens() -> None:
@@ -544,7 +544,7 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
     report = run.round()
     assert report is not None
     assert run.num_parameters == 3
-    assert report.bytes_communicated == 12 + 208
+    assert report.bytes_communicated == 12 + 200
     assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
 
 

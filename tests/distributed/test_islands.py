@@ -270,7 +270,7 @@ def test_traffic_is_what_the_algorithm_needs_to_the_byte(
     model, rounds, workers, steps, passes, ranks = 4 * 128, 2, 2, 3, 2, shards * replicas
     # A sync takes one model from each worker, however many ranks it is on; a round, its losses and
     # 23 other float64 (ten of the norm test).
-    assert between == rounds * workers * (model + (23 + steps) * 8)
+    assert between == rounds * workers * (model + (22 + steps) * 8)
     # Each rank adds up three scalars a step, one before and two after the steps, nine of the sync;
     # and 1 + 4 for the norm test, which has four groups or one per pass.
     scalars = 8 * (3 * steps + 3 + 9 + 1 + max(4, passes * ranks)) if ranks > 1 else 0
