@@ -23,7 +23,8 @@ MODELS = 4
 def ways(
     build: Any, samples: int, context: int, device: torch.device
 ) -> dict[str, Callable[[], Any]]:
-    """Forward and backward passes of four models, in bf16 by autocast, each way.
+    """Forward and backward passes of four models, in bf16 by autocast, each way. They return the four
+    losses, but for graphs.
 
     Args:
         build: The builder of a recipe's model.
@@ -40,11 +41,12 @@ def ways(
     detached = {name: each.detach() for name, each in given.items()}
     params = {name: each.clone().requires_grad_() for name, each in detached.items()}
 
-    def one(each: int, loss: Callable[[Any, Tensor], Tensor] = next_token_loss) -> None:
+    def one(each: int, loss: Callable[[Any, Tensor], Tensor] = next_token_loss) -> Tensor:
         models[each].zero_grad()
         with torch.autocast(device.type, torch.bfloat16):
             nats = loss(models[each], ids[each])
         nats.backward()
+        return nats.detach()
 
     def loss_of(params: Any, buffers: Any, one: Tensor) -> Tensor:
         def model(**inputs: Any) -> Any:
@@ -52,23 +54,25 @@ def ways(
 
         return next_token_loss(model, one)
 
-    def written(loss: Callable[..., Tensor] = stacked_loss) -> None:
+    def written(loss: Callable[..., Tensor] = stacked_loss) -> Tensor:
         for each in params.values():
             each.grad = None
         with torch.autocast(device.type, torch.bfloat16):
             nats = loss(models[0].config, params, ids)
         nats.sum().backward()
+        return nats.detach()
 
-    def in_turn(loss: Callable[[Any, Tensor], Tensor] = next_token_loss) -> None:
-        for each in range(MODELS):
-            one(each, loss)
+    def in_turn(loss: Callable[[Any, Tensor], Tensor] = next_token_loss) -> Tensor:
+        return torch.stack([one(each, loss) for each in range(MODELS)])
 
-    func = torch.autocast(device.type, torch.bfloat16)(torch.func.vmap(torch.func.grad(loss_of)))
+    func = torch.autocast(device.type, torch.bfloat16)(
+        torch.func.vmap(torch.func.grad_and_value(loss_of))
+    )
     compiled, written_compiled = torch.compile(next_token_loss), torch.compile(stacked_loss)
     sides = {
         "in turn": in_turn,
         "in turn, compiled": lambda: in_turn(compiled),
-        "torch.func": lambda: func(detached, buffers, ids),
+        "torch.func": lambda: func(detached, buffers, ids)[1],
         "written": written,
         "written, compiled": lambda: written(written_compiled),
     }
@@ -79,7 +83,7 @@ def ways(
     return sides
 
 
-def graphs(functions: list[Callable[[], None]], device: torch.device) -> Callable[[], None]:
+def graphs(functions: list[Callable[[], Any]], device: torch.device) -> Callable[[], None]:
     """Capture each function in a stream of its own. Returns what replays all of them at once."""
     captured = []
     for function in functions:

@@ -5,6 +5,7 @@ import sys
 from operator import methodcaller
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -76,8 +77,13 @@ def test_text_is_continued_as_by_the_command(
     assert printable(text) == capsys.readouterr().out.removesuffix("\n")
     with pytest.raises(ValueError, match="temperature 0 or >= 1e-06 and finite, got 5 and -1"):
         run.generate("", tokens=5, temperature=-1)
-    with pytest.raises(ValueError, match="whole numbers, and temperature a number; got 2.5, 0 and"):
+    assert run.generate("alpha ", tokens=np.int64(20), seed=np.int64(3)) == text  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tokens must be a whole number, got 2.5"):
         run.generate("", tokens=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="temperature must be a number, got 'hot'"):
+        run.generate("", temperature="hot")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="windows must be a whole number, got 2.5"):
+        run.evaluate(windows=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the prompt holds bytes that are no UTF-8 text"):
         run.generate("a\udcff")
 

@@ -89,8 +89,12 @@ def test_links_are_followed_and_notes_of_other_programs_left_out(tmp_path: Path)
     (elsewhere / "round").symlink_to(folder)  # A loop.
     (folder / "more").symlink_to(elsewhere)
     settings = DataSettings(path=str(folder), validation_fraction=0.5)
+    (folder / "again").symlink_to(elsewhere)  # Twice.
+    (folder / "z").mkdir()
+    (folder / "z" / "d.txt").write_text("delta")
+    (folder / "b").symlink_to(folder / "z")
     corpus = load_corpus(settings)
-    assert (corpus.train, corpus.validation) == (("alpha",), ("charlie",))
+    assert sorted(corpus.train + corpus.validation) == ["alpha", "charlie", "delta"]
     (folder / "gone.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"gone\.txt is gone"):
         load_corpus(settings)

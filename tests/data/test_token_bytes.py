@@ -112,8 +112,20 @@ def test_no_byte_is_lost(name: str) -> None:
     for texts in (TEXTS, ["a", " b", ""], []):
         text_bytes = sum(len(text.encode()) for text in texts)
         tokens = packed(tokenizer, texts)
-        assert TokenBytes.of(tokenizer).lost(tokens, text_bytes) == 0
-        assert TokenBytes.of(tokenizer).lost(tokens, text_bytes + 9) >= 9
+        token_bytes = TokenBytes.of(tokenizer)
+        assert token_bytes.lost(tokens, len(texts), text_bytes) == 0
+        assert token_bytes.lost(tokens, len(texts), text_bytes + 9) >= 9
+
+
+def test_the_characters_of_an_end_of_text_are_not_lost() -> None:
+    """A tokenizer of transformers reads its special tokens in a text."""
+    fast = make_tokenizer("bpe:300", TEXTS).to_transformers(whole=False)
+    fast.split_special_tokens = False
+    tokenizer = TransformersTokenizer(fast, "special")
+    texts = ["one<|endoftext|>two<|endoftext|>", "three"]
+    tokens = packed(tokenizer, texts)
+    assert list(tokens).count(tokenizer.end_of_text) == 4
+    assert TokenBytes.of(tokenizer).lost(tokens, 2, sum(map(len, texts))) == 0
 
 
 def test_characters_that_a_tokenizer_drops_are_noticed(tmp_path: Path) -> None:

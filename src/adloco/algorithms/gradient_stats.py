@@ -7,7 +7,6 @@ hooks, and on shards where their sums arrive (`distributed/parallel/fsdp.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -88,13 +87,8 @@ class MeasuredStep:
     engine: Engine
     """The worker's model on the ranks of its island."""
 
-    def with_norms(
-        self, during: Callable[[int], AbstractContextManager[None]] = lambda group: nullcontext()
-    ) -> tuple[Tensor, list[Tensor | float]]:
+    def with_norms(self) -> tuple[Tensor, list[Tensor | float]]:
         """Compute the step's gradients.
-
-        Args:
-            during: A context for the pass over each group.
 
         Returns:
             (parts of the mean loss of this rank's micro-batches, |g_j|^2 of its groups).
@@ -103,8 +97,7 @@ class MeasuredStep:
         steps = self.passes(self.plan)
         with self.engine.incoming() as incoming:
             for group in self.own_groups:
-                with during(group):
-                    losses.append(next(steps))
+                losses.append(next(steps))
                 norms_sq[group] = incoming.take() / self.fraction(group) ** 2
             losses += steps  # A rank without a group in the last pass takes part with weight 0.
         return torch.stack(losses), norms_sq

@@ -149,7 +149,7 @@ def samples_of(plans: Mapping[int, BatchPlan]) -> int:
 def check_groups(rule: BatchRule, switch: SwitchMode, test_groups: int, ranks: int) -> None:
     """Raise ValueError if a worker on this many ranks could not compare enough groups."""
     require(
-        test_groups >= rule.fewest_groups or rule.fewest_groups <= 2,
+        test_groups >= rule.fewest_groups,
         f"test.groups must be >= {rule.fewest_groups} for this batch rule, got {test_groups}",
     )
     smallest = smallest_share(rule.fewest_groups, ranks)

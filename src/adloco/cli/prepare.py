@@ -72,8 +72,8 @@ class Prepare(RecipeCommand):
                 f"validate on, from {state.documents:,} texts in {state.rows:,} rows",
                 soft_wrap=True,
             )
-            if left_out := cache.skipped():
-                console.print(left_out, style="bold", soft_wrap=True)
+            if amiss := cache.skipped():
+                console.print(amiss, style="bold", soft_wrap=True)
             if self.verify:
                 _verify(cache, console)
             if self.check:

@@ -102,8 +102,8 @@ class Training:
                 if not run.finished and self.regrouping and self.regrouping.others_wait():
                     joining = True
                     run.stop()
-        if run.recipe.data.streaming and (left_out := run.task.skipped()):
-            self._say(left_out, logging.WARNING)
+        if run.recipe.data.streaming and (amiss := run.task.skipped()):
+            self._say(amiss, logging.WARNING)
         if joining and not run.finished and not signals:
             self._say("other ranks have come; all continue together")
             return None

@@ -77,12 +77,15 @@ def _files_below(folder: Path) -> Iterator[Path]:
     """
     seen: set[Path] = set()
     for inside, folders, names in os.walk(folder, followlinks=True):
-        seen.add(Path(inside).resolve())
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and Path(inside, name).resolve() not in seen
-        ]
+        if (real := Path(inside).resolve()) in seen:  # Twice, or in a circle.
+            folders.clear()
+            continue
+        seen.add(real)
+        # Always the same path of several to one folder, which is no link if there is such a one.
+        folders[:] = sorted(
+            (name for name in folders if not name.startswith(".")),
+            key=lambda name: (Path(inside, name).is_symlink(), name),
+        )
         files = (Path(inside, name) for name in names if not name.startswith("."))
         yield from (file for file in files if file.is_file() or file.is_symlink())
 

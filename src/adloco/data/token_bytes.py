@@ -14,7 +14,7 @@ from adloco.data.tokenizers import Tokenizer
 from adloco.data.transformers_tokenizer import PROBE
 
 LEAST_LOSS = 1e-3
-"""Part of a text's bytes up to which a loss is ignored, as where a text names an end of text."""
+"""Part of the texts' bytes up to which a loss is ignored."""
 TOKENS_AT_ONCE = 1 << 24
 WINDOWS_AT_ONCE = 1024
 """Windows whose tokens are in memory together while their bytes are counted."""
@@ -31,6 +31,8 @@ class TokenBytes:
     end_of_text: int
     added: int
     """Bytes that the tokenizer puts before each text: 1 if it begins every text with a space."""
+    end_bytes: int
+    """Bytes of the characters that are read as the end-of-text id."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
@@ -45,8 +47,10 @@ class TokenBytes:
         added = of_id[letter].sum() - 1
         whole = tokenizer.decode(probe) == PROBE
         if not (whole and of_id[probe].sum() - added == len(PROBE.encode())):
-            return cls(of_id=np.full_like(of_id, np.nan), end_of_text=-1, added=0)
-        return cls(of_id=of_id, end_of_text=tokenizer.end_of_text, added=int(added))
+            return cls(of_id=np.full_like(of_id, np.nan), end_of_text=-1, added=0, end_bytes=0)
+        end = tokenizer.end_of_text
+        end_bytes = len(tokenizer.decode([end]).encode())
+        return cls(of_id=of_id, end_of_text=end, added=int(added), end_bytes=end_bytes)
 
     def predicted(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """The bytes of the tokens that are predicted in each window: all but its first.
@@ -62,19 +66,21 @@ class TokenBytes:
         counts: NDArray[np.float64] = self.of_id[predicted].sum(1) - self.added * first.sum(1)
         return counts
 
-    def lost(self, tokens: NDArray[Any], text_bytes: int) -> int:
+    def lost(self, tokens: NDArray[Any], texts: int, text_bytes: int) -> int:
         """Bytes of texts that their tokens do not stand for: of characters that the tokenizer
         drops or changes. 0 if bytes are not known anyway.
 
         Args:
             tokens: All ids of the texts.
+            texts: How many texts; each ends with the end-of-text id.
             text_bytes: Bytes of the texts.
         """
         times = np.zeros(len(self.of_id), dtype=np.int64)
         for at in range(0, len(tokens), TOKENS_AT_ONCE):
             times += np.bincount(tokens[at : at + TOKENS_AT_ONCE], minlength=len(times))
         found = float(np.sum(times * self.of_id, where=times > 0))
-        texts = int(times[self.end_of_text])
+        # A text may contain the characters of that id, too.
+        found += (times[self.end_of_text] - texts) * self.end_bytes
         difference = abs(found - self.added * texts - text_bytes)
         # A text that begins with a space may get none of its own.
         least = self.added * texts + LEAST_LOSS * text_bytes

@@ -23,6 +23,7 @@ from adloco.data.files import cache_folder
 from adloco.data.hub import local_fingerprint
 from adloco.data.rows import left_out, read_rows
 from adloco.data.sources import StreamSource, TokenSource
+from adloco.data.token_bytes import TokenBytes
 from adloco.data.token_store import FORMAT, State, TokenStore
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 
@@ -119,11 +120,26 @@ class TokenCache:
         return self.store.state.rows if self.data.streaming else None
 
     def skipped(self) -> str:
-        """A sentence that counts the rows left out so far; empty if there are none."""
+        """A sentence about the rows left out so far, and characters that the tokenizer lost; empty
+        if there are none.
+        """
         state = self.store.state
         # The cache may have been made from a source with equal text but other bad rows.
         counts = state.skipped if self._skipped is None else self._skipped
-        return left_out(counts, state.documents + sum(counts.values()))
+        rows = left_out(counts, state.documents + sum(counts.values()))
+        lost = (
+            f"the tokenizer drops or changes characters: its tokens differ by {self.lost:,} bytes "
+            "from the text that is held out, so bits per byte are not known"
+        )
+        return "; ".join(filter(None, [rows, lost if self.lost else ""]))
+
+    @property
+    def lost(self) -> int:
+        """Bytes of the texts to validate on that their tokens do not stand for."""
+        state = self.store.state
+        return TokenBytes.of(self.tokenizer).lost(
+            self.validation, state.validation_documents, state.validation_bytes
+        )
 
 
 def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:

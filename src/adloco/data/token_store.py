@@ -58,6 +58,7 @@ class State:
     """Tokens to validate on."""
     validation_bytes: int = 0
     """UTF-8 bytes of the texts to validate on."""
+    validation_documents: int = 0
     documents: int = 0
     rows: int = 0
     """Rows read of all stages, including those that were left out."""
@@ -229,6 +230,7 @@ class TokenStore:
             train=train,
             validation=validation,
             validation_bytes=state.validation_bytes + num_bytes["validation"],
+            validation_documents=state.validation_documents + len(chunk.texts["validation"]),
             chunks=state.chunks + 1,
             digest=name.hex(),
             **fields,

@@ -60,8 +60,8 @@ def attends_to_all(config: Any) -> bool:
 
 @contextmanager
 def without_mask(model: Any) -> Iterator[None]:
-    """A context in which such a model makes no mask but the causal one: for samples that have
-    neither padding nor several texts that must not see each other.
+    """A context in which a model for which `attends_to_all` is true makes no mask but the causal
+    one: for samples that have neither padding nor several texts that must not see each other.
 
     Otherwise it looks for such texts in each forward pass, for which the host waits for the GPU,
     and gives a pass that is captured as a graph another attention, with a mask. Other models are

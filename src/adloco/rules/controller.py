@@ -55,8 +55,8 @@ class BatchGuards:
     """Smallest requested batch, in samples."""
     maximum: int = 512
     """Largest requested batch, in samples. A trainer with many workers can train on more, because
-    every worker takes at least one sample (two for the norm test), and every rank of a worker at
-    least one."""
+    every worker takes at least one sample (two for rules that test gradients), and every rank of a
+    worker at least one."""
     max_growth: float = math.inf
     """Largest factor by which one round may raise the requested batch; by one sample it always
     may. While |G|^2 cannot be told from zero the batch grows by this factor; with inf, which is no

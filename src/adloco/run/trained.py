@@ -5,10 +5,12 @@ short text that a finished run shows.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -149,6 +151,7 @@ def evaluate(
         ValueError: The data cannot be evaluated, or is not counted in windows.
     """
     stored, recipe = trained.stored, trained.stored.recipe
+    windows = None if windows is None else _whole("windows", windows)
     require((windows or 0) >= 0, f"windows must be >= 0, got {windows}")
     require(
         not windows or recipe.task.packed,
@@ -189,11 +192,8 @@ def continued(
         ValueError: The run trains another task, or a number is out of range.
     """
     recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer
-    require(
-        isinstance(temperature, int | float) and type(max_tokens) is type(seed) is int,
-        "tokens and seed must be whole numbers, and temperature a number; got "
-        f"{max_tokens!r}, {seed!r} and {temperature!r}",
-    )
+    max_tokens, seed = _whole("tokens", max_tokens), _whole("seed", seed)
+    require(isinstance(temperature, Real), f"temperature must be a number, got {temperature!r}")
     require(
         not any("\ud800" <= letter <= "\udfff" for letter in prompt),
         "the prompt holds bytes that are no UTF-8 text, or half a surrogate pair",
@@ -229,6 +229,14 @@ def continued(
         if text.startswith(shown) and not text.endswith("\ufffd"):
             yield text[len(shown) :]
             shown = text
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number, also of NumPy."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
 
 
 def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:

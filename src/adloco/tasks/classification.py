@@ -55,15 +55,9 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
             "shuffle the rows"
         )
         require(
-            len(trained) > 1,
-            "the texts to train on have 1 class, but there are "
+            1 < len(trained) >= len(held_out),
+            f"the texts to train on have {len(trained)} classes, but there are "
             f"{max(len(held_out), 2)} or more; {advice}",
-        )
-        unseen = sorted(held_out - trained)
-        require(
-            not unseen,
-            f"no text to train on has class {unseen[0] if unseen else ''}, which is in the texts "
-            f"to validate on; {advice}",
         )
     return Classification(
         train,
@@ -107,7 +101,12 @@ class Classification:
         return None
 
     def skipped(self) -> str:
-        return left_out(self._skipped, self._num_texts + sum(self._skipped.values()))
+        unseen = sorted({*self._validation.labels.tolist()} - {*self._train.labels.tolist()})
+        said = [
+            f"no text to train on has class {label}, of some to validate on" for label in unseen
+        ]
+        rows = self._num_texts + sum(self._skipped.values())
+        return "; ".join(filter(None, [left_out(self._skipped, rows), *said[:1]]))
 
     def configure(self, config: Any) -> Any:
         longest = getattr(config, "max_position_embeddings", math.inf)

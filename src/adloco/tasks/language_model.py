@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
-from adloco.data.token_bytes import TokenBytes, predicted_bytes
+from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.errors import require
 from adloco.models.transformers_versions import without_mask
@@ -69,11 +69,7 @@ class LanguageModel:
         return self._cache.rows_read()
 
     def skipped(self) -> str:
-        lost = (
-            f"the tokenizer drops or changes characters: its tokens differ by {self._lost:,} bytes "
-            "from the text that is held out, so bits per byte are not known"
-        )
-        return "; ".join(filter(None, [self._cache.skipped(), lost if self._lost else ""]))
+        return self._cache.skipped()
 
     def configure(self, config: Any) -> Any:
         longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
@@ -143,13 +139,7 @@ class LanguageModel:
     def _window_bytes(self) -> NDArray[np.float64]:
         """Bytes of text that the predicted tokens of each evaluated window stand for."""
         known = predicted_bytes(self.tokenizer, self._validation, self._windows)
-        return np.full_like(known, np.nan) if self._lost else known
-
-    @functools.cached_property
-    def _lost(self) -> int:
-        """See `TokenBytes.lost`."""
-        text_bytes = self._cache.store.state.validation_bytes
-        return TokenBytes.of(self.tokenizer).lost(self._cache.validation, text_bytes)
+        return np.full_like(known, np.nan) if self._cache.lost else known
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

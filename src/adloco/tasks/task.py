@@ -56,7 +56,9 @@ class Task(Protocol):
         ...
 
     def skipped(self) -> str:
-        """One sentence about the rows that were left out so far; empty if there are none."""
+        """A sentence about rows that were left out so far, and what else is amiss in the texts; empty
+        if nothing is.
+        """
         ...
 
     def configure(self, config: Any) -> Any:
