@@ -23,8 +23,8 @@ MODELS = 4
 def ways(
     build: Any, samples: int, context: int, device: torch.device
 ) -> dict[str, Callable[[], Any]]:
-    """Forward and backward passes of four models, in bf16 by autocast, each way. They return the four
-    losses, but for graphs.
+    """Forward and backward passes of four models, in bf16 by autocast, each way. They return the
+    four losses, but for graphs.
 
     Args:
         build: The builder of a recipe's model.

@@ -56,8 +56,8 @@ class Task(Protocol):
         ...
 
     def skipped(self) -> str:
-        """A sentence about rows that were left out so far, and what else is amiss in the texts; empty
-        if nothing is.
+        """A sentence about rows that were left out so far, and what else is amiss in the texts;
+        empty if nothing is.
         """
         ...
 
