@@ -9,6 +9,9 @@ from adloco.cli.arguments import SettingsCommand, argument
 from adloco.cli.terminal import open_console, say
 from adloco.errors import require
 
+MOST_PARAMETERS = 1e13
+"""The largest model that is planned: every 25 MiB of its gradients are an entry of a list."""
+
 
 @dataclass(kw_only=True)
 class Plan(SettingsCommand):
@@ -158,7 +161,10 @@ def _check(arguments: Plan) -> None:
         "--target-loss needs --runs RUN ..., the folders of short runs that tell the loss",
     )
     size, noise = arguments.parameters, arguments.noise_scale
-    require(size is None or 1 <= size < math.inf, f"--parameters must be a number >= 1, got {size}")
+    require(
+        size is None or 1 <= size <= MOST_PARAMETERS,
+        f"--parameters must be a number from 1 to {MOST_PARAMETERS:g}, got {size}",
+    )
     require(
         noise is None or 0 < noise < math.inf, f"--noise-scale must be a number > 0, got {noise}"
     )
