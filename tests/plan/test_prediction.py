@@ -238,12 +238,14 @@ def recipe(name: str, *settings: tuple[str, str]) -> Recipe:
 def test_shards_of_data_parallel_training(
     shards: str, replicas: str, copies: float, sent: float
 ) -> None:
-    """In copies of a million parameters in fp32, with AdamW's two moments and gradients."""
+    """In copies of a million parameters in fp32, with gradients, AdamW's two moments and global
+    parameters.
+    """
     cluster = Cluster(islands=4, ranks=8, bandwidth="1gbit", samples_per_second={64: 16.0})
     shape = (("placement.shard_size", shards), ("placement.replica_size", replicas))
     batch = (("batch.initial", "512"), ("switch.max_micro_batch", "8"), ("run.tokens", "100000"))
     found = made("ddp", cluster, ("inner.optimizer", "adamw"), *batch, *shape)
-    assert found.memory_bytes == 4e6 * 4 * copies
+    assert found.memory_bytes == 4e6 * 5 * copies
     assert found.bytes_sent == pytest.approx(4e6 * sent * found.syncs)
 
 
@@ -274,7 +276,7 @@ def test_shapes_that_fit_on_the_islands(
         with pytest.raises(ValueError, match="shards and replicas must fit on islands"):
             made(name, cluster, *settings)
     else:
-        assert made(name, cluster, *settings).memory_bytes == pytest.approx(4e6 * 4 * copies)
+        assert made(name, cluster, *settings).memory_bytes == pytest.approx(4e6 * 5 * copies)
 
 
 def test_all_ranks_of_an_island_can_share_a_worker() -> None:
@@ -287,12 +289,14 @@ def test_all_ranks_of_an_island_can_share_a_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "copies"), [("ddp", 0, 3), ("ddp", 2, 6), ("fsdp-norm", 2, 1.5)]
+    ("name", "ranks", "copies"), [("ddp", 0, 4), ("ddp", 2, 8), ("fsdp-norm", 2, 2)]
 )
 def test_memory_of_an_island_of_data_parallel_training(
     name: str, ranks: int, copies: float
 ) -> None:
-    """Each rank has parameters, gradients and momentum, or all ranks of both islands have them."""
+    """Each rank has parameters, gradients, momentum and global parameters, or all ranks of both
+    islands have them.
+    """
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, ranks=ranks)
     found = made(name, cluster, ("inner.optimizer", "muon"))
     assert found.memory_bytes == 4e6 * copies

@@ -226,7 +226,6 @@ def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> flo
     copies: float = (
         2 + (each == 2) + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
     )
-    if not recipe.data_parallel:
-        copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
+    copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
     replicas = ranks_of_island(recipe, cluster) / shards_of_worker(recipe, cluster)
     return each * parameters * replicas * copies
