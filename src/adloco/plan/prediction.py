@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.errors import require
@@ -22,12 +23,7 @@ from adloco.plan.round_time import RoundTime, mean_round
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.shares import proportional
-from adloco.run.opened import outer_copies, residual_copies
-
-INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
-"""Copies of the parameters in the state of an inner optimizer."""
-MOST_STATES = 2
-"""Copies in the state of an optimizer that is not listed."""
+from adloco.run.opened import ADAMW_MOMENTS, copies_of_worker, outer_copies, residual_copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,14 +214,15 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
 def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> float:
     """Bytes of an island's devices; what `outer.on_host` keeps beside them is not counted.
 
+    Optimizers other than SGD count as AdamW, like in the check before a run: Muon trains embeddings
+    and vectors with it, and their part of the model is not known here.
     The ranks of a sharded worker have its tensors together, and each replica has all of them.
     """
     device = torch.device("cuda")
     each = 2 if recipe.model_options.dtype == "bf16" else 4
-    # In bf16 the state has what rounding takes off steps, too.
-    copies: float = (
-        2 + (each == 2) + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
-    )
+    copies: float = copies_of_worker(recipe)
+    if isinstance(recipe.inner, InnerSGD):
+        copies += bool(recipe.inner.momentum) - ADAMW_MOMENTS
     copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
     replicas = ranks_of_island(recipe, cluster) / shards_of_worker(recipe, cluster)
     return each * parameters * replicas * copies
