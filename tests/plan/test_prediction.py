@@ -94,6 +94,14 @@ def test_shares_by_speed_by_hand() -> None:
     assert small.step_seconds == pytest.approx((1 / 12, 1 / 6)), "nobody takes no sample"
 
 
+def test_the_slowest_rank_of_data_parallel_training_decides() -> None:
+    """Of 10 samples on 4 islands, two take 3; of 8 ranks on them, two take 2, as if all did."""
+    for ranks, samples in ((1, 3), (2, 4)):
+        cluster = Cluster(islands=4, ranks=ranks, bandwidth="1gbit", samples_per_second={1: 12.0})
+        settings = ("batch.initial", "10"), ("switch.max_micro_batch", "8")
+        assert made("ddp", cluster, *settings).step_seconds == pytest.approx((samples / 12,) * 4)
+
+
 def test_shares_of_each_trainer_by_hand() -> None:
     """Two trainers of two islands split 12 samples each; nobody takes more than 8."""
     speeds = (1.0, 0.5, 1.0, 0.2)

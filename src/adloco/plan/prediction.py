@@ -181,12 +181,13 @@ def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) ->
 def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list[float]:
     """Samples of each island in an inner step.
 
-    Speeds are taken for those that a run measures; its shares are then in proportion to them.
+    Speeds are taken for those that a run measures; its shares are then in proportion to them. An
+    island of data-parallel training takes as long as the rank with the most samples.
     """
-    if recipe.data_parallel:
-        return [batch / workers] * cluster.islands
-    speeds = dict(enumerate(cluster.all_speeds))
     ranks = ranks_of_island(recipe, cluster)
+    if recipe.data_parallel:
+        return [float(ranks * math.ceil(batch / (workers * ranks)))] * cluster.islands
+    speeds = dict(enumerate(cluster.all_speeds))
     return [
         float(share)
         for first in range(0, cluster.islands, workers)
