@@ -56,6 +56,14 @@ def test_diloco_by_hand() -> None:
     assert found.seconds == pytest.approx(2.5 * (12.5 + 0.32))
 
 
+def test_a_run_that_is_shorter_than_a_round_syncs_once() -> None:
+    """125 steps of 0.25 s, and a sync of 4 MB."""
+    cluster = Cluster(islands=2, bandwidth="100mbit", samples_per_second={4: 16.0, 8: 16.0})
+    found = made("diloco", cluster, ("method.sync_every", "500"))
+    assert (found.syncs, found.bytes_sent) == (1, 4e6)
+    assert found.seconds == pytest.approx(125 * 0.25 + 0.32)
+
+
 def test_a_plan_names_the_measured_micro_batch() -> None:
     """64 samples on two islands are one pass of 32 each in 1 s, not four of 8 in 0.5 s each."""
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0, 32: 32.0})

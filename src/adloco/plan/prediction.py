@@ -104,7 +104,8 @@ def predict(
     batch = trained_batch(candidate, workload, cluster)
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
-    every = 1 if recipe.data_parallel else recipe.mean_sync_every
+    # The last round of a run is cut short, and ends in a sync like the others.
+    every = 1 if recipe.data_parallel else min(recipe.mean_sync_every, max(1.0, steps))
     across = islands_of_copy(recipe, cluster)
     link = measured.link_of(candidate, workload.parameters, workers, across) if measured else None
     if link:
