@@ -135,6 +135,27 @@ def test_measured_steps_of_data_parallel_training_hide_nothing() -> None:
     assert planned(links, "ddp", 1, "fp32", on(20e6)).round.total == pytest.approx(0.5 + 3)
 
 
+@pytest.mark.parametrize("latency", [0.0, 0.3])
+@pytest.mark.parametrize(("method", "every"), [("ddp", 1), ("diloco-fp32", 20)])
+def test_rows_of_one_h_keep_their_latency(method: str, every: int, latency: float) -> None:
+    """It cannot be told from steps, but those of the cluster are known."""
+    made = rows(method, lambda h, b: 0.5 * h + latency + 60e6 / b, (every,), "round_seconds")
+    found = planned(fitted(made), method.partition("-")[0], 40, "fp32", on(20e6))
+    steps = 1 if method == "ddp" else 40
+    assert found.round.total == pytest.approx(0.5 * steps + latency + 3)
+
+
+def test_rows_of_data_parallel_training_have_whole_samples() -> None:
+    """Of 8 samples on 3 islands the slowest takes 3, in 0.75 s."""
+    three = replace(on(20e6), islands=3, samples_per_second={1: 4.0})
+    made = [
+        Row(group=("ddp", 3.0, PARAMETERS), sync_every=1, bits_per_second=b, value=1.05 + 60e6 / b)
+        for b in BITS
+    ]
+    links = fit_links(Rows(rows=made, measure="round_seconds", cells=[]), ["ddp"], three)
+    assert planned(links, "ddp", 1, "fp32", three).round.total == pytest.approx(1.05 + 3)
+
+
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, measured = tmp_path / "cluster.toml", tmp_path / "measured.csv"
     cluster.write_text('islands = 4\nbandwidth = "50mbit"\n[samples_per_second]\n8 = 4.0\n')
