@@ -168,6 +168,15 @@ def test_equal_progress() -> None:
     assert parallel.spread is None
 
 
+def test_the_target_has_a_batch_of_data_parallel_training() -> None:
+    """AdLoCo begins with 4 samples a step, data-parallel training with 8."""
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    for names, samples in ((["ddp", "adloco"], 8), (["adloco"], 4)):
+        found = candidates(names, [*ONE, ("run.tokens", "1000")], cluster)
+        target = tokens_target(found, parameters=1e6, noise_scale=8.0)
+        assert target.name.endswith(f"data-parallel training with {samples} samples a step")
+
+
 def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
     """However many begin, all workers of eight islands sync with one another in the end. Trainers
     that never merge make the progress each by itself, with as many workers as each has.
