@@ -102,11 +102,6 @@ def _plan(arguments: Plan, file: Path) -> int:
         if not arguments.recipes and noise_scale and cluster.islands % 2 == 0:
             names.append("adloco")
         found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
-        measured = (
-            fit_links(read_rows(arguments.measured, measured=True), names, cluster)
-            if arguments.measured
-            else None
-        )
         recipe = found[0].recipe
         check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
         if not size and any(one.recipe.streaming.fragments > 1 for one in found):
@@ -116,6 +111,10 @@ def _plan(arguments: Plan, file: Path) -> int:
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
+        measured = None
+        if arguments.measured:
+            rows = read_rows(arguments.measured, measured=True)
+            measured = fit_links(rows, names, cluster, workload.parameters)
         target = (
             loss_target(
                 found, fit, arguments.target_loss, trained_batch(found[0], workload, cluster)

@@ -33,6 +33,9 @@ from adloco.plan.round_time import Sync, expected_largest
 FREE_BITS = 1e18
 """Bandwidth in bits/s of a link on which bytes took no time."""
 
+SAME_SIZE = 0.01
+"""Part by which the size of a measured model may differ from that of the plan."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLink:
@@ -141,25 +144,31 @@ class FittedLinks:
         return said
 
 
-def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> FittedLinks:
-    """Fit what was measured on as many workers as the cluster has islands.
+def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: float) -> FittedLinks:
+    """Fit what was measured of a model of this size, on as many workers as the cluster has islands.
 
     Args:
         rows: The rows; their method is the name of a recipe, or NAME-FORMAT with a wire format.
         names: Recipes of the plan.
         cluster: The islands.
+        parameters: Size of the model that is planned.
 
     Raises:
         ValueError: No row fits the plan, a group has too few rows, or a method has rows of one
             bandwidth only.
     """
     recipes = {row.group: _recipe_of(row.group, names, cluster) for row in rows.rows}
-    of_plan = {group: found for group, found in recipes.items() if found}
+    of_plan = {
+        group: found
+        for group, found in recipes.items()
+        if found and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
+    }
     measured = "; ".join(map(describe, recipes))
     require(
         bool(of_plan),
         f"--measured needs rows of the recipes of the plan ({', '.join(names)}, or NAME-FORMAT as "
-        f"in {names[-1]}-int4) with workers = {cluster.islands}, the islands of the cluster; "
+        f"in {names[-1]}-int4) with workers = {cluster.islands}, the islands of the cluster, "
+        f"and parameters = {parameters:.0f}, the size of the model, within {SAME_SIZE:.0%}; "
         f"measured were {measured}",
     )
     links: dict[str, list[FittedLink]] = {}
