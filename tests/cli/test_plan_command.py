@@ -85,6 +85,7 @@ def test_a_plan_for_tokens(
         (["diloco", "--method.sync_evry", "5"], "sync_evry"),
         (["adloco", "--noise-scale", "9", "--method.num_trainers", "3"], "do not divide 4 islands"),
         (["diloco", "--runs", "no/run"], "no/run"),
+        (["ddp", "--parameters", "1e40"], "--parameters must be a number from 1 to 1e+13, got"),
     ],
 )
 def test_what_cannot_be_planned(

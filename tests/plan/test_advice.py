@@ -39,6 +39,23 @@ def test_what_others_send_beside_a_candidate_that_sends_nothing() -> None:
     assert "as long and sends 4e+06 bytes, where this one sends none; " in beside
 
 
+def test_what_the_fastest_has_more_of() -> None:
+    cluster = Cluster(islands=2, bandwidth="100mbit", samples_per_second={8: 16.0})
+    workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
+    settings = [("method.sync_every", every) for every in ("10", "20")]
+    settings += [("wire.format", wire) for wire in ("fp32", "int2")]
+    ddp, near, _, _, far = (
+        predict(one, workload, cluster, target)
+        for one in candidates(["ddp", "diloco"], settings, cluster)
+    )
+    other_batch = replace(ddp, seconds=0.97 * ddp.seconds, bytes_sent=2 * ddp.bytes_sent)
+    assert reasons_for(ddp, [ddp, other_batch])[-1] == "ddp is 3.1% faster, but sends more bytes."
+    assert reasons_for(near, [near, far])[-1].endswith(
+        "% faster, but has more inner steps between syncs and sends fewer bits a value."
+    )
+
+
 def test_four_bits_are_preferred_to_more_and_steps_that_all_sync_to_both() -> None:
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)

@@ -32,7 +32,7 @@ Time = Callable[[float, float], float]
 
 
 def fitted(rows: Rows) -> FittedLinks:
-    return fit_links(rows, [rows.rows[0].group[0].partition("-")[0]], CLUSTER)
+    return fit_links(rows, [rows.rows[0].group[0].partition("-")[0]], CLUSTER, PARAMETERS)
 
 
 def rows(method: str, time: Time, every: Sequence[int], measure: Measure) -> Rows:
@@ -135,6 +135,29 @@ def test_measured_steps_of_data_parallel_training_hide_nothing() -> None:
     assert planned(links, "ddp", 1, "fp32", on(20e6)).round.total == pytest.approx(0.5 + 3)
 
 
+@pytest.mark.parametrize("latency", [0.0, 0.3])
+@pytest.mark.parametrize(("method", "every"), [("ddp", 1), ("diloco-fp32", 20)])
+def test_rows_of_one_h_keep_their_latency(method: str, every: int, latency: float) -> None:
+    """It cannot be told from steps, but those of the cluster are known."""
+    made = rows(method, lambda h, b: 0.5 * h + latency + 60e6 / b, (every,), "round_seconds")
+    found = planned(fitted(made), method.partition("-")[0], 40, "fp32", on(20e6))
+    steps = 1 if method == "ddp" else 40
+    assert found.round.total == pytest.approx(0.5 * steps + latency + 3)
+
+
+def test_rows_of_data_parallel_training_have_whole_samples() -> None:
+    """Of 8 samples on 3 islands the slowest takes 3, in 0.75 s."""
+    three = replace(on(20e6), islands=3, samples_per_second={1: 4.0})
+    made = [
+        Row(group=("ddp", 3.0, PARAMETERS), sync_every=1, bits_per_second=b, value=1.05 + 60e6 / b)
+        for b in BITS
+    ]
+    links = fit_links(
+        Rows(rows=made, measure="round_seconds", cells=[]), ["ddp"], three, PARAMETERS
+    )
+    assert planned(links, "ddp", 1, "fp32", three).round.total == pytest.approx(1.05 + 3)
+
+
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, measured = tmp_path / "cluster.toml", tmp_path / "measured.csv"
     cluster.write_text('islands = 4\nbandwidth = "50mbit"\n[samples_per_second]\n8 = 4.0\n')
@@ -156,7 +179,7 @@ def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture
             "diloco",
             2,
             BITS,
-            "with workers = 4, the islands of the cluster; measured were diloco, 2",
+            "with workers = 4, the islands of the cluster, and parameters = 1000000, .*diloco, 2",
         ),
         ("other", 4, BITS, "needs rows of the recipes of the plan \\(diloco, or NAME-FORMAT"),
         ("diloco-int5", 4, BITS, "method 'diloco-int5' of --measured: "),
@@ -171,7 +194,18 @@ def test_rows_that_say_nothing_about_the_plan(
     header = "method,workers,parameters,sync_every,bandwidth_bits_per_second,round_seconds"
     path.write_text("\n".join([header, *lines]))
     with pytest.raises(ValueError, match=message):
-        fit_links(read_rows(path, measured=True), ["diloco"], CLUSTER)
+        fit_links(read_rows(path, measured=True), ["diloco"], CLUSTER, PARAMETERS)
+
+
+@pytest.mark.parametrize(("parameters", "fits"), [(1.009e6, True), (1.02e6, False), (1e3, False)])
+def test_rows_of_another_size_are_not_used(parameters: float, fits: bool) -> None:
+    """They would be scaled by their bytes without a word."""
+    made = rows("diloco", lambda h, b: 0.5 * h + 7e6 / b, (5, 20), "round_seconds")
+    if fits:
+        assert fit_links(made, ["diloco"], CLUSTER, parameters).links
+    else:
+        with pytest.raises(ValueError, match="within 1%; measured were diloco, 4 workers, 1e\\+06"):
+            fit_links(made, ["diloco"], CLUSTER, parameters)
 
 
 def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:

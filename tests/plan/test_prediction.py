@@ -56,6 +56,14 @@ def test_diloco_by_hand() -> None:
     assert found.seconds == pytest.approx(2.5 * (12.5 + 0.32))
 
 
+def test_a_run_that_is_shorter_than_a_round_syncs_once() -> None:
+    """125 steps of 0.25 s, and a sync of 4 MB."""
+    cluster = Cluster(islands=2, bandwidth="100mbit", samples_per_second={4: 16.0, 8: 16.0})
+    found = made("diloco", cluster, ("method.sync_every", "500"))
+    assert (found.syncs, found.bytes_sent) == (1, 4e6)
+    assert found.seconds == pytest.approx(125 * 0.25 + 0.32)
+
+
 def test_a_plan_names_the_measured_micro_batch() -> None:
     """64 samples on two islands are one pass of 32 each in 1 s, not four of 8 in 0.5 s each."""
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0, 32: 32.0})
@@ -92,6 +100,14 @@ def test_shares_by_speed_by_hand() -> None:
         "diloco", cluster, *whole[:1], ("batch.initial", "2"), ("placement.balance", "speed")
     )
     assert small.step_seconds == pytest.approx((1 / 12, 1 / 6)), "nobody takes no sample"
+
+
+def test_the_slowest_rank_of_data_parallel_training_decides() -> None:
+    """Of 10 samples on 4 islands, two take 3; of 8 ranks on them, two take 2, as if all did."""
+    for ranks, samples in ((1, 3), (2, 4)):
+        cluster = Cluster(islands=4, ranks=ranks, bandwidth="1gbit", samples_per_second={1: 12.0})
+        settings = ("batch.initial", "10"), ("switch.max_micro_batch", "8")
+        assert made("ddp", cluster, *settings).step_seconds == pytest.approx((samples / 12,) * 4)
 
 
 def test_shares_of_each_trainer_by_hand() -> None:
@@ -152,6 +168,15 @@ def test_equal_progress() -> None:
     assert parallel.spread is None
 
 
+def test_the_target_has_a_batch_of_data_parallel_training() -> None:
+    """AdLoCo begins with 4 samples a step, data-parallel training with 8."""
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    for names, samples in ((["ddp", "adloco"], 8), (["adloco"], 4)):
+        found = candidates(names, [*ONE, ("run.tokens", "1000")], cluster)
+        target = tokens_target(found, parameters=1e6, noise_scale=8.0)
+        assert target.name.endswith(f"data-parallel training with {samples} samples a step")
+
+
 def test_trainers_that_merge_count_as_the_one_that_they_become() -> None:
     """However many begin, all workers of eight islands sync with one another in the end. Trainers
     that never merge make the progress each by itself, with as many workers as each has.
@@ -195,18 +220,21 @@ def test_what_fits_no_island_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "copies"),
     [
-        ((), 5),  # Parameters, gradients, Muon's momentum; global parameters and their momentum.
-        ((("wire.format", "int4"), ("wire.feedback", "params")), 6),
-        ((("outer.on_host", "true"),), 3),
-        ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "params")), 3),
-        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 5),
-        ((("placement.shard_size", "2"),), 5),
-        ((("placement.replica_size", "2"),), 10),
+        # Parameters, gradients, two moments; global parameters and their momentum.
+        ((), 6),
+        ((("inner.optimizer", "sgd"),), 5),
+        ((("inner.optimizer", "sgd"), ("inner.momentum", "0")), 4),
+        ((("wire.format", "int4"), ("wire.feedback", "params")), 7),
+        ((("outer.on_host", "true"),), 4),
+        ((("outer.on_host", "true"), ("wire.format", "int4"), ("wire.feedback", "params")), 4),
+        ((("model.dtype", "bf16"), ("wire.format", "int4"), ("wire.feedback", "params")), 5.5),
+        ((("placement.shard_size", "2"),), 6),
+        ((("placement.replica_size", "2"),), 12),
         # Every rank has the global parameters of all trainers.
-        ((("method.num_trainers", "2"),), 7),
-        ((("outer.update", "mean"),), 4),
-        ((("outer.options", "{}"),), 4),
-        ((("outer.optimizer", "Adam"), ("outer.options", "{}")), 6),
+        ((("method.num_trainers", "2"),), 8),
+        ((("outer.update", "mean"),), 5),
+        ((("outer.options", "{}"),), 5),
+        ((("outer.optimizer", "Adam"), ("outer.options", "{}")), 7),
     ],
 )
 def test_memory_of_an_island(settings: tuple[tuple[str, str], ...], copies: float) -> None:
@@ -238,12 +266,14 @@ def recipe(name: str, *settings: tuple[str, str]) -> Recipe:
 def test_shards_of_data_parallel_training(
     shards: str, replicas: str, copies: float, sent: float
 ) -> None:
-    """In copies of a million parameters in fp32, with AdamW's two moments and gradients."""
+    """In copies of a million parameters in fp32, with gradients, AdamW's two moments and global
+    parameters.
+    """
     cluster = Cluster(islands=4, ranks=8, bandwidth="1gbit", samples_per_second={64: 16.0})
     shape = (("placement.shard_size", shards), ("placement.replica_size", replicas))
     batch = (("batch.initial", "512"), ("switch.max_micro_batch", "8"), ("run.tokens", "100000"))
     found = made("ddp", cluster, ("inner.optimizer", "adamw"), *batch, *shape)
-    assert found.memory_bytes == 4e6 * 4 * copies
+    assert found.memory_bytes == 4e6 * 5 * copies
     assert found.bytes_sent == pytest.approx(4e6 * sent * found.syncs)
 
 
@@ -274,7 +304,7 @@ def test_shapes_that_fit_on_the_islands(
         with pytest.raises(ValueError, match="shards and replicas must fit on islands"):
             made(name, cluster, *settings)
     else:
-        assert made(name, cluster, *settings).memory_bytes == pytest.approx(4e6 * 4 * copies)
+        assert made(name, cluster, *settings).memory_bytes == pytest.approx(4e6 * 5 * copies)
 
 
 def test_all_ranks_of_an_island_can_share_a_worker() -> None:
@@ -283,16 +313,18 @@ def test_all_ranks_of_an_island_can_share_a_worker() -> None:
         found = made(
             "diloco", cluster, ("inner.optimizer", "muon"), ("placement.shard_size", shards)
         )
-        assert found.memory_bytes == 4e6 * 5
+        assert found.memory_bytes == 4e6 * 6
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "copies"), [("ddp", 0, 3), ("ddp", 2, 6), ("fsdp-norm", 2, 1.5)]
+    ("name", "ranks", "copies"), [("ddp", 0, 5), ("ddp", 2, 10), ("fsdp-norm", 2, 2.5)]
 )
 def test_memory_of_an_island_of_data_parallel_training(
     name: str, ranks: int, copies: float
 ) -> None:
-    """Each rank has parameters, gradients and momentum, or all ranks of both islands have them."""
+    """Each rank has parameters, gradients, two moments and global parameters, or all ranks of both
+    islands have them.
+    """
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0}, ranks=ranks)
     found = made(name, cluster, ("inner.optimizer", "muon"))
     assert found.memory_bytes == 4e6 * copies

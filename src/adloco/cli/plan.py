@@ -9,6 +9,9 @@ from adloco.cli.arguments import SettingsCommand, argument
 from adloco.cli.terminal import open_console, say
 from adloco.errors import require
 
+MOST_PARAMETERS = 1e13
+"""The largest model that is planned: every 25 MiB of its gradients are an entry of a list."""
+
 
 @dataclass(kw_only=True)
 class Plan(SettingsCommand):
@@ -99,11 +102,6 @@ def _plan(arguments: Plan, file: Path) -> int:
         if not arguments.recipes and noise_scale and cluster.islands % 2 == 0:
             names.append("adloco")
         found = candidates(names, arguments.settings, cluster, try_batches=bool(fit or noise_scale))
-        measured = (
-            fit_links(read_rows(arguments.measured, measured=True), names, cluster)
-            if arguments.measured
-            else None
-        )
         recipe = found[0].recipe
         check_shared_model([one.recipe for one in found], runs.recipe if runs else None)
         if not size and any(one.recipe.streaming.fragments > 1 for one in found):
@@ -113,6 +111,10 @@ def _plan(arguments: Plan, file: Path) -> int:
             tokens_per_sample=recipe.data.context_tokens,
             noise_scale=noise_scale,
         )
+        measured = None
+        if arguments.measured:
+            rows = read_rows(arguments.measured, measured=True)
+            measured = fit_links(rows, names, cluster, workload.parameters)
         target = (
             loss_target(
                 found, fit, arguments.target_loss, trained_batch(found[0], workload, cluster)
@@ -158,7 +160,10 @@ def _check(arguments: Plan) -> None:
         "--target-loss needs --runs RUN ..., the folders of short runs that tell the loss",
     )
     size, noise = arguments.parameters, arguments.noise_scale
-    require(size is None or 1 <= size < math.inf, f"--parameters must be a number >= 1, got {size}")
+    require(
+        size is None or 1 <= size <= MOST_PARAMETERS,
+        f"--parameters must be a number from 1 to {MOST_PARAMETERS:g}, got {size}",
+    )
     require(
         noise is None or 0 < noise < math.inf, f"--noise-scale must be a number > 0, got {noise}"
     )

@@ -14,6 +14,14 @@ CLOSE = 1.05
 """Candidates that take at most so much longer than the fastest count as equally fast."""
 FREE_BITS = 4.0
 """Bits a value from which on more of them did not lower a loss."""
+DEPARTURES = (
+    "has more inner steps between syncs",
+    "sends fewer bits a value",
+    "syncs in more fragments",
+    "has fragments in flight for more steps",
+)
+"""How a candidate departs further from training that syncs in every step, by the numbers of
+`_departure`."""
 Predictor = Callable[[float], list[Prediction]]
 """Bandwidth in bits/s -> predictions on a link of that bandwidth."""
 LOWEST, HIGHEST = 1e4, 1e13
@@ -141,9 +149,11 @@ def reasons_for(chosen: Prediction, predictions: Sequence[Prediction]) -> list[s
             )
     fastest = min((one for one in predictions if one.reachable), key=lambda one: one.seconds)
     if chosen.seconds > 1.0005 * fastest.seconds:
+        further = map(operator.gt, _departure(fastest), _departure(chosen))
+        words = [word for word, more in zip(DEPARTURES, further, strict=True) if more]
         said.append(
             f"{fastest.candidate.label} is {chosen.seconds / fastest.seconds - 1:.1%} faster, but "
-            "syncs less often, sends fewer bits or overlaps more."
+            f"{' and '.join(words) or 'sends more bytes'}."  # Of those alike the least was chosen.
         )
     return said
 

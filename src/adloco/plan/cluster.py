@@ -85,8 +85,9 @@ class Cluster:
             f"samples_per_second, got {self.update_seconds}",
         )
         require(
-            len(self.speeds) in (0, self.islands) and all(speed > 0 for speed in self.speeds),
-            f"speeds must have one number > 0 for each of the {self.islands} islands, got "
+            len(self.speeds) in (0, self.islands)
+            and all(0 < speed < math.inf for speed in self.speeds),
+            f"speeds must have one finite number > 0 for each of the {self.islands} islands, got "
             f"{list(self.speeds)}",
         )
 

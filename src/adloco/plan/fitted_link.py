@@ -9,7 +9,8 @@ replace what was assumed:
 - steps that hide transfers hide them in the plan, too, in place of those of the recipe's streaming;
 - `stragglers` becomes the jitter that lets as many workers wait as long;
 - `overhead` makes steps slower, if utilisations were measured. From seconds it cannot be told from
-  computation, and steps stay as the cluster has them.
+  computation, and steps stay as the cluster has them. In rounds of one H (data-parallel training)
+  it has the latency, too: what it exceeds the cluster's steps by becomes `sync_seconds`.
 
 A candidate takes the rows of its own recipe: those in its wire format, or else those that send the
 most similar number of bytes, whose time is then scaled by the bytes.
@@ -32,6 +33,9 @@ from adloco.plan.round_time import Sync, expected_largest
 FREE_BITS = 1e18
 """Bandwidth in bits/s of a link on which bytes took no time."""
 
+SAME_SIZE = 0.01
+"""Part by which the size of a measured model may differ from that of the plan."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLink:
@@ -45,6 +49,8 @@ class FittedLink:
     """Samples of each worker in an inner step, by the recipe."""
     bandwidths: tuple[float, float]
     """The lowest and the highest in bits/s that were measured."""
+    single: float = 0.0
+    """H of the rows if all have the same; 0 if they differ."""
 
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with what was measured."""
@@ -59,12 +65,14 @@ class FittedLink:
         rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
-        slower = 1 + (terms["overhead"] if by_ratio and "overhead" in terms else 0.0)
+        overhead = terms.get("overhead", 0.0)
+        slower = 1 + (overhead if by_ratio else 0.0)
+        besides = 0.0 if by_ratio else self.single * max(0.0, overhead - step)
         return replace(
             cluster,
             bandwidth=f"{rate / 1e3:.6f}kbit",
             latency="0s",
-            sync_seconds=second * terms["latency"],
+            sync_seconds=second * terms["latency"] + besides,
             jitter=second * terms["stragglers"] / (slower * step * expected_largest(alone, alike)),
             update_seconds=slower * cluster.update_seconds,
             samples_per_second={
@@ -136,25 +144,31 @@ class FittedLinks:
         return said
 
 
-def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> FittedLinks:
-    """Fit what was measured on as many workers as the cluster has islands.
+def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: float) -> FittedLinks:
+    """Fit what was measured of a model of this size, on as many workers as the cluster has islands.
 
     Args:
         rows: The rows; their method is the name of a recipe, or NAME-FORMAT with a wire format.
         names: Recipes of the plan.
         cluster: The islands.
+        parameters: Size of the model that is planned.
 
     Raises:
         ValueError: No row fits the plan, a group has too few rows, or a method has rows of one
             bandwidth only.
     """
     recipes = {row.group: _recipe_of(row.group, names, cluster) for row in rows.rows}
-    of_plan = {group: found for group, found in recipes.items() if found}
+    of_plan = {
+        group: found
+        for group, found in recipes.items()
+        if found and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
+    }
     measured = "; ".join(map(describe, recipes))
     require(
         bool(of_plan),
         f"--measured needs rows of the recipes of the plan ({', '.join(names)}, or NAME-FORMAT as "
-        f"in {names[-1]}-int4) with workers = {cluster.islands}, the islands of the cluster; "
+        f"in {names[-1]}-int4) with workers = {cluster.islands}, the islands of the cluster, "
+        f"and parameters = {parameters:.0f}, the size of the model, within {SAME_SIZE:.0%}; "
         f"measured were {measured}",
     )
     links: dict[str, list[FittedLink]] = {}
@@ -166,14 +180,18 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster) -> FittedLinks
         )
         name, recipe = of_plan[group]
         workers, across = cluster.islands, islands_of_copy(recipe, cluster)
-        bandwidths = [row.bits_per_second for row in own.rows if row.group == group]
+        mine = [row for row in own.rows if row.group == group]
+        bandwidths = [row.bits_per_second for row in mine]
+        every = {row.sync_every for row in mine}
         sync = exchange_of(recipe, group[2], workers, passes=1, across=across)
+        samples = max(1.0, recipe.guards.initial / workers)
         link = FittedLink(
             group=group,
             calibration=calibration,
             bytes_sent=sync.bytes_sent,
-            samples=max(1.0, recipe.guards.initial / cluster.islands),
+            samples=math.ceil(samples) if recipe.data_parallel else samples,
             bandwidths=(min(bandwidths), max(bandwidths)),
+            single=every.pop() if len(every) == 1 else 0.0,
         )
         links.setdefault(name, []).append(link)
     return FittedLinks(links=links)

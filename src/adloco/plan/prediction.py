@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.errors import require
@@ -22,12 +23,7 @@ from adloco.plan.round_time import RoundTime, mean_round
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.shares import proportional
-from adloco.run.opened import outer_copies, residual_copies
-
-INNER_STATES = {"adamw": 2, "muon": 1, "sgd": 1}
-"""Copies of the parameters in the state of an inner optimizer."""
-MOST_STATES = 2
-"""Copies in the state of an optimizer that is not listed."""
+from adloco.run.opened import ADAMW_MOMENTS, copies_of_worker, outer_copies, residual_copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,8 @@ def predict(
     batch = trained_batch(candidate, workload, cluster)
     tokens = target.tokens(recipe, batch)
     steps = tokens / workload.tokens_per_sample / batch / trainers
-    every = 1 if recipe.data_parallel else recipe.mean_sync_every
+    # The last round of a run is cut short, and ends in a sync like the others.
+    every = 1 if recipe.data_parallel else min(recipe.mean_sync_every, max(1.0, steps))
     across = islands_of_copy(recipe, cluster)
     link = measured.link_of(candidate, workload.parameters, workers, across) if measured else None
     if link:
@@ -185,12 +182,13 @@ def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) ->
 def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list[float]:
     """Samples of each island in an inner step.
 
-    Speeds are taken for those that a run measures; its shares are then in proportion to them.
+    Speeds are taken for those that a run measures; its shares are then in proportion to them. An
+    island of data-parallel training takes as long as the rank with the most samples.
     """
-    if recipe.data_parallel:
-        return [batch / workers] * cluster.islands
-    speeds = dict(enumerate(cluster.all_speeds))
     ranks = ranks_of_island(recipe, cluster)
+    if recipe.data_parallel:
+        return [float(ranks * math.ceil(batch / (workers * ranks)))] * cluster.islands
+    speeds = dict(enumerate(cluster.all_speeds))
     return [
         float(share)
         for first in range(0, cluster.islands, workers)
@@ -218,15 +216,15 @@ def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
 def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> float:
     """Bytes of an island's devices; what `outer.on_host` keeps beside them is not counted.
 
+    Optimizers other than SGD count as AdamW, like in the check before a run: Muon trains embeddings
+    and vectors with it, and their part of the model is not known here.
     The ranks of a sharded worker have its tensors together, and each replica has all of them.
     """
     device = torch.device("cuda")
     each = 2 if recipe.model_options.dtype == "bf16" else 4
-    # In bf16 the state has what rounding takes off steps, too.
-    copies: float = (
-        2 + (each == 2) + INNER_STATES.get(getattr(recipe.inner, "key", ""), MOST_STATES)
-    )
-    if not recipe.data_parallel:
-        copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
+    copies: float = copies_of_worker(recipe)
+    if isinstance(recipe.inner, InnerSGD):
+        copies += bool(recipe.inner.momentum) - ADAMW_MOMENTS
+    copies += outer_copies(recipe, device) + residual_copies(recipe, 1, device)
     replicas = ranks_of_island(recipe, cluster) / shards_of_worker(recipe, cluster)
     return each * parameters * replicas * copies

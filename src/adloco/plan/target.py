@@ -42,7 +42,7 @@ def tokens_target(
     found: Sequence[Candidate], *, parameters: float, noise_scale: float | None
 ) -> Target:
     """The progress that the candidates' common budget in tokens makes in data-parallel training
-    with the smallest of their batches.
+    with the smallest batch of its candidates, or of all if none is data-parallel.
 
     Larger batches and fewer syncs make less progress with each token (docs/plan.md).
 
@@ -64,7 +64,8 @@ def tokens_target(
         "--run.tokens N",
     )
     tokens = float(found[0].recipe.run.tokens)
-    smallest = min(candidate.recipe.guards.initial for candidate in found)
+    parallel = [candidate for candidate in found if candidate.recipe.data_parallel]
+    smallest = min(candidate.recipe.guards.initial for candidate in parallel or found)
 
     def needed(recipe: Recipe, batch: float, deviations: float = 0.0) -> float:
         """Tokens after which local training is where data-parallel training is after the budget."""
