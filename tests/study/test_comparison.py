@@ -70,11 +70,23 @@ def test_differences_of_what_a_target_needs() -> None:
     assert [cell.detail for cell in cells] == ["no clear difference"] * 2
 
 
-def test_a_last_loss_that_is_not_finite_is_no_final_loss() -> None:
-    """Records have none in its place."""
-    run = against((1.0, 1.0)).arms["a"][0]
-    assert run.final("val_loss") == 1.0
-    assert replace(run, finite=False).final("val_loss") is None
+def test_a_run_whose_last_evaluation_is_not_finite_counts_in_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line has no loss then, but memory of the evaluation. Losses fall from 4 to 2."""
+    falls = [LINE | {"val_loss": 4.0}, LINE | {"round": 2, "tokens": 2}]
+    lost = LINE | {"round": 3, "tokens": 3, "val_loss": None, "memory": {"evaluation": {}}}
+    monkeypatch.setattr(
+        Records, "read_whole", lambda records: falls + [lost] * records.folder.name.startswith("b")
+    )
+    runs = plan_runs(["a=diloco", "b=diloco"], [], 1, Path("study"))
+    found = compare(runs, targets=[3.0], links=[], problems={})
+    assert [found.arms[arm][0].problem for arm in "ab"] == ["", "its last evaluation is not finite"]
+    for quantity in (*found.finals, *found.totals, *found.needed(3.0)):
+        assert found.differences(quantity) == []
+        assert found.spread(quantity, "b").count == 0
+    with pytest.raises(ValueError, match="no run ended with a finite evaluation"):
+        compare(runs[1:], targets=[], links=[], problems={})
 
 
 def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:

@@ -76,15 +76,20 @@ def run_study(
     except StudyInterruptedError:
         console.print("stopped and saved; the same command continues", soft_wrap=True)
         return INTERRUPTED
-    failed = sum(job.state == "failed" for job in jobs)
-    failure = f"{failed} of {len(jobs)} runs failed; what they said is in {folder / LOGS}"
-    if not any(job.state == "done" for job in jobs):
-        return _fail(f"{failure}, and there is nothing to compare")
     problems = {job.run.folder: job.problem for job in jobs if job.problem}
+    failure = f"of {len(jobs)} runs failed"
+    if (folder / LOGS).is_dir():
+        failure += f"; what they said is in {folder / LOGS}"
+    if not any(job.state == "done" for job in jobs):
+        return _fail(f"{len(problems)} {failure}, and there is nothing to compare")
     with console.status("drawing the comparison ..."):
         comparison = compare(runs, targets=targets, links=links, problems=problems, varied=varied)
         _require_equal(comparison.unequal, force=arguments.force)
         page = write_comparison(comparison, folder, title, draw)
+    failed = [curve for curves in comparison.arms.values() for curve in curves if curve.problem]
+    for curve in failed:
+        if curve.run.folder not in problems:  # The others were named as they ended.
+            console.print(f"{_name(curve.run)}: failed: {curve.problem}", soft_wrap=True)
     for table in tables(comparison):
         print_table(table, console)
     best = comparison.loss.text(comparison.spread(comparison.finals[0], comparison.best).mean)
@@ -97,7 +102,7 @@ def run_study(
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)
-    return _fail(failure) if failed else 0
+    return _fail(f"{len(failed)} {failure}") if failed else 0
 
 
 def _notices(runs: Sequence[StudyRun]) -> dict[str, list[str]]:

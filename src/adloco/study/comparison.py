@@ -45,17 +45,15 @@ class RunCurves:
     corpus: str
     """Fingerprint of the text; empty if it is not known."""
     problem: str = ""
-    """Why the run has no numbers, or not all; empty if it has ended."""
-    finite: bool = True
-    """False if the last evaluation was not finite."""
+    """Why the run counts in no number; empty if it ended with a finite evaluation."""
 
     def final(self, measure: str) -> float | None:
-        """The last value of a measure; None if the run did not end, or not with a finite one."""
+        """The last value of a measure; None if the run failed."""
         known = [value for value in self.measures[measure] if value is not None]
-        return known[-1] if known and self.finite and not self.problem else None
+        return known[-1] if known and not self.problem else None
 
     def total(self, axis: str) -> float | None:
-        """The last value of an axis; None if the run did not end."""
+        """The last value of an axis; None if the run failed."""
         return self.axes[axis][-1] if self.axes[axis] and not self.problem else None
 
 
@@ -206,11 +204,12 @@ def compare(
         runs: The runs, arm by arm.
         targets: Losses to reach; empty for the highest final loss of any run.
         links: Links for which times are modelled.
-        problems: Folder -> why its run did not end.
+        problems: Folder -> why its run did not end. A run that ended without a finite evaluation
+            has a problem all the same.
         varied: Settings in which the arms differ on purpose.
 
     Raises:
-        ValueError: A run has no evaluation, or its records cannot be compared.
+        ValueError: No run ended with a finite evaluation, or records cannot be compared.
     """
     rounds = [Records(run.folder).read_whole() for run in runs]
     trainers = (row for records in rounds for record in records for row in record["trainers"])
@@ -269,7 +268,8 @@ def compare(
     reached = [value for value in finals if value is not None]
     require(
         bool(reached),
-        "no run has an evaluation, so there is nothing to compare; lower evaluation.every",
+        "no run ended with a finite evaluation, so there is nothing to compare; lower "
+        "evaluation.every, or the learning rates of runs that diverged",
     )
     # Rounded up, so that every run that ended reaches it.
     highest = math.ceil(max(reached) * 1e3) / 1e3
@@ -293,6 +293,8 @@ def _curves(
     axes["sent"] = [bytes_sent(record, run.recipe, replicas) for record in records]
     for link in links:
         axes[f"seconds on {link.name}"] = link_seconds(records, run.recipe, link, replicas)
+    if not problem and not ended_finite(records):
+        problem = "its last evaluation is not finite"
     summary = run.folder / SUMMARY
     ended = read_json(summary) if summary.is_file() else {}
     return RunCurves(
@@ -307,5 +309,4 @@ def _curves(
         },
         corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),
         problem=problem,
-        finite=ended_finite(records),
     )
