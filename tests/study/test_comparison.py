@@ -165,6 +165,7 @@ def test_an_arm_that_lost_seeds_is_not_the_best() -> None:
     one, two = found.arms["a"]
     found = replace(found, arms={**found.arms, "a": [one, replace(two, problem="loss is nan")]})
     assert found.best == "b"
+    assert replace(found, arms={"a": [one], "b": found.arms["b"]}).best == "b"
     (_, loss, *_), _ = tables(found)[0].rows
     assert loss.text == "1.0000 (1 of 2 seeds)"
 

@@ -92,12 +92,17 @@ def run_study(
             console.print(f"{_name(curve.run)}: failed: {curve.problem}", soft_wrap=True)
     for table in tables(comparison):
         print_table(table, console)
-    best = comparison.loss.text(comparison.spread(comparison.finals[0], comparison.best).mean)
-    among = " of the arms with the most seeds" if failed else ""
-    if not failed and all(len(runs) == 1 for runs in comparison.arms.values()):
+    ends = {arm: comparison.spread(comparison.finals[0], arm) for arm in comparison.arms}
+    best = ends[comparison.best]
+    among = " of the arms with the most seeds"
+    if best.count == 1:
         among = " of one seed, which is no claim"
+    elif all(end.count == best.count for end in ends.values()):
+        among = ""
     console.print(
-        f"lowest {comparison.loss.label}{among}: {comparison.best}, {best}", soft_wrap=True
+        f"lowest {comparison.loss.label}{among}: {comparison.best}, "
+        f"{comparison.loss.text(best.mean)}",
+        soft_wrap=True,
     )
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)

@@ -165,12 +165,12 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The arm with the lowest mean final loss, of those with the fewest seeds that lack one."""
+        """The arm with the lowest mean final loss, of those with the most seeds that have one."""
 
         def rank(arm: str) -> tuple[int, float]:
             found = self.spread(self.finals[0], arm)
             mean = math.inf if found.mean is None else found.mean
-            return len(self.arms[arm]) - found.count, mean
+            return -found.count, mean
 
         return min(self.arms, key=rank)
 
