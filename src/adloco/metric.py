@@ -33,6 +33,11 @@ class Unit:
     scale: float = 1
     """A number is divided by this before it is shown: 1e6 for bytes shown as MB."""
 
+    @property
+    def least(self) -> float:
+        """Smaller numbers have three digits, because `form` would show few or none of a loss."""
+        return 0.01 if self.form in (".3f", ".4f") else 0.0
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -62,7 +67,8 @@ class Metric:
 
     def number(self, value: float) -> str:
         """The value without its unit."""
-        return format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
+        shown = value / self.unit.scale if self.unit.scale != 1 else value
+        return format(shown, ".3g" if 0 < abs(shown) < self.unit.least else self.unit.form)
 
     @property
     def axis(self) -> str:

@@ -89,6 +89,21 @@ def test_a_run_whose_last_evaluation_is_not_finite_counts_in_no_number(
         compare(runs[1:], targets=[], links=[], problems={})
 
 
+@pytest.mark.parametrize(
+    ("losses", "target"),
+    [((2.34561, 1.0), 2.346), ((2e-4, 1e-5), 2e-4), ((1.23456e-4, 1e-5), 1.235e-4), ((0, 0), 0)],
+)
+def test_a_target_is_the_highest_final_loss_to_four_digits(
+    losses: tuple[float, float], target: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = dict(zip("ab", map(float, losses), strict=True))
+    monkeypatch.setattr(
+        Records, "read_whole", lambda records: [LINE | {"val_loss": ends[records.folder.name[0]]}]
+    )
+    runs = plan_runs(["a=diloco", "b=diloco"], [], 1, Path("study"))
+    assert compare(runs, targets=[], links=[], problems={}).targets == (target,)
+
+
 def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:
     """Both seeds of the first arm take 25 tokens, those of the second 50 and 52: -25 and -27."""
     *_, table = tables(against((0.0, 2.0), (0.0, 4 - 100 / 52)))

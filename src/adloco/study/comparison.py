@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from functools import partial
 from pathlib import Path
 
@@ -272,8 +273,8 @@ def compare(
         "evaluation.every, or the learning rates of runs that diverged",
     )
     # Rounded up, so that every run that ended reaches it.
-    highest = math.ceil(max(reached) * 1e3) / 1e3
-    return comparison if targets else replace(comparison, targets=(highest,))
+    highest = Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(max(reached)))
+    return comparison if targets else replace(comparison, targets=(float(highest),))
 
 
 def _curves(
