@@ -35,8 +35,10 @@ class Unit:
 
     @property
     def least(self) -> float:
-        """Smaller numbers have three digits, because `form` would show few or none of a loss."""
-        return 0.01 if self.form in (".3f", ".4f") else 0.0
+        """Smaller numbers have three digits, because `form` would show few or none of a loss or of
+        bytes.
+        """
+        return 0.1 if self.shown == "MB" else 0.01 if self.form in (".3f", ".4f") else 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Metric:
 
     def text(self, value: float | None) -> str:
         """The value with its unit; `-` for None."""
+        if value is not None and self.unit.shown == "MB" and 0 < value / 1e6 < self.unit.least:
+            return f"{value / 1e3:.3g} kB"
         return "-" if value is None else f"{self.number(value)} {self.unit.shown}".rstrip()
 
     def number(self, value: float) -> str:
