@@ -310,8 +310,8 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert opening_lines(run)[1].endswith(
         "16 rounds of 4 inner steps; more after a merge, fewer because rounds become longer"
     )
-    # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
-    each = parameters * (128 + 2) / 256
+    # int4: 4 bits for each of 128 values, and a scale of 4 bytes.
+    each = parameters * (64 + 4) / 128
     assert lines[2].endswith(
         "no parameters are sent until trainers merge; from then on a sync sends "
         f"{each / 1e3:.3g} kB per worker; each merge sends more"
