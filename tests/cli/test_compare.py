@@ -194,6 +194,19 @@ def test_a_run_whose_last_evaluation_is_not_finite_has_failed(
     assert arm["total"]["tokens"]["count"] == 1
 
 
+def test_a_run_without_rounds_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = finished_run(tmp_path / "lost", run__seed="1")
+    file = Path(lost, "metrics.jsonl")
+    file.write_text("")
+    own = ["--run.folder", str(tmp_path / "study")]
+    assert main(["compare", finished_run(tmp_path / "good"), lost, *own]) == 1
+    out = capsys.readouterr().out
+    assert f"diloco, seed 1: failed: {file} has no rounds\n" in out
+    assert "; 1 seed of each arm." in out
+
+
 def test_one_seed_is_not_lower_than_three(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +248,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
             ["diloco", arm, "--targets", "low"],
             "--targets: must be numbers between commas, got 'low'",
         ),
+        (["diloco", arm, "--targets", "2,inf"], "--targets must be finite and > 0, got 2,inf"),
         (["diloco", arm, "--seeds", "0"], "--seeds must be >= 1, got 0"),
         (["diloco", arm, "--parallel", "0"], "--parallel must be >= 1, got 0"),
         (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),

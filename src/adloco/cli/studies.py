@@ -66,7 +66,10 @@ def run_study(
     """
     targets = arguments.targets
     given = ",".join(f"{target:g}" for target in targets)
-    require(all(target > 0 for target in targets), f"--targets must be > 0, got {given}")
+    require(
+        all(0 < target < math.inf for target in targets),
+        f"--targets must be finite and > 0, got {given}",
+    )
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]

@@ -18,7 +18,7 @@ from adloco.plan.link import Link
 from adloco.rules.outcome import ended_finite, islands_in, of_newest_text
 from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
-from adloco.run.records import Records
+from adloco.run.records import METRICS, Records
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import differences, held_equal, inequalities
 from adloco.study.links import bytes_sent, link_seconds, num_syncs
@@ -97,7 +97,7 @@ class Comparison:
     @property
     def statement(self) -> str:
         """The things held equal, the number of seeds, and how to read the lines."""
-        counts = [len(runs) for runs in self.arms.values()]
+        counts = [sum(not run.problem for run in runs) for runs in self.arms.values()]
         number = " to ".join(map(str, sorted({min(counts), max(counts)})))
         seeds = f"{number} seed{'' if number == '1' else 's'} of each arm"
         parallel = [arm for arm, runs in self.arms.items() if runs[0].run.recipe.data_parallel]
@@ -294,6 +294,8 @@ def _curves(
     axes["sent"] = [bytes_sent(record, run.recipe, replicas) for record in records]
     for link in links:
         axes[f"seconds on {link.name}"] = link_seconds(records, run.recipe, link, replicas)
+    if not problem and not records:
+        problem = f"{run.folder / METRICS} has no rounds"
     if not problem and not ended_finite(records):
         problem = "its last evaluation is not finite"
     summary = run.folder / SUMMARY
