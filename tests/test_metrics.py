@@ -97,8 +97,14 @@ def test_a_task_measures_what_it_declares(kind: str) -> None:
 def test_numbers_are_shown_with_their_unit() -> None:
     assert ROUND["tokens"].text(12_345) == "12,345"
     assert ROUND["bytes_sent"].text(2_500_000) == "2.5 MB"
+    assert ROUND["bytes_sent"].text(45_678) == "45.7 kB"
+    assert ROUND["bytes_sent"].text(0) == "0.0 MB"
+    assert ROUND["bytes_sent"].number(45_678) == "0.0457", "of MB, where a column has the unit"
     assert ROUND["memory_bytes"].text(3 * 2**20) == "3 MiB"
     assert ROUND["train_loss"].text(1.23456) == "1.2346"
+    losses = (0.0123456, 1.23456e-4, -1.23456e-5, 0.0, math.nan)
+    shown = ["0.0123", "0.000123", "-1.23e-05", "0.0000", "nan"]
+    assert [ROUND["train_loss"].number(loss) for loss in losses] == shown
     assert SYNC["compression_ratio"].text(3.94) == "3.9 x"
     assert TRAINER["noise_scale"].text(None) == "-"
     assert [

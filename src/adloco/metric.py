@@ -33,6 +33,13 @@ class Unit:
     scale: float = 1
     """A number is divided by this before it is shown: 1e6 for bytes shown as MB."""
 
+    @property
+    def least(self) -> float:
+        """Smaller numbers have three digits, because `form` would show few or none of a loss or of
+        bytes.
+        """
+        return 0.1 if self.shown == "MB" else 0.01 if self.form in (".3f", ".4f") else 0.0
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -58,11 +65,14 @@ class Metric:
 
     def text(self, value: float | None) -> str:
         """The value with its unit; `-` for None."""
+        if value is not None and self.unit.shown == "MB" and 0 < value / 1e6 < self.unit.least:
+            return f"{value / 1e3:.3g} kB"
         return "-" if value is None else f"{self.number(value)} {self.unit.shown}".rstrip()
 
     def number(self, value: float) -> str:
         """The value without its unit."""
-        return format(value / self.unit.scale if self.unit.scale != 1 else value, self.unit.form)
+        shown = value / self.unit.scale if self.unit.scale != 1 else value
+        return format(shown, ".3g" if 0 < abs(shown) < self.unit.least else self.unit.form)
 
     @property
     def axis(self) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from adloco.cli.main import main
-from adloco.config.recipe import build_recipe, read_values
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
-from adloco.metrics import ROUND, SYNC, TRAINER, WORKER
+from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER
 
 
 @pytest.fixture
@@ -29,10 +29,15 @@ def compared(folder: Path) -> dict[str, Any]:
     return content
 
 
-def finished_run(folder: Path) -> str:
-    """A folder as a run of `diloco` with one round leaves it, as far as a comparison needs it."""
+def finished_run(folder: Path, val_loss: float | None = 4.0, **settings: str) -> str:
+    """A folder as a run of `diloco` with one round leaves it, as far as a comparison needs it, with
+    these settings (run__seed is run.seed). val_loss None: its evaluation was not finite.
+    """
     folder.mkdir()
-    (folder / "recipe.toml").write_text(to_toml(build_recipe(read_values("diloco"))))
+    flags = [(name.replace("__", "."), value) for name, value in settings.items()]
+    (folder / "recipe.toml").write_text(
+        to_toml(build_recipe(override(read_values("diloco"), flags)))
+    )
     (folder / "summary.json").write_text("{}")
     counts = {
         "round": 1,
@@ -42,10 +47,11 @@ def finished_run(folder: Path) -> str:
         "syncs": 1,
         "bytes_sent": 8,
     }
-    parts = {"sync": dict.fromkeys(SYNC, 0), "memory": {}, "merges": [], "changes": []}
-    trainer = dict.fromkeys(TRAINER, 0) | {"val_loss": 4.0}
+    memory = {"evaluation": dict.fromkeys(PHASE, 0)}
+    parts = {"sync": dict.fromkeys(SYNC, 0), "memory": memory, "merges": [], "changes": []}
+    trainer = dict.fromkeys(TRAINER, 0) | {"val_loss": val_loss}
     parts |= {"trainers": [trainer], "workers": [dict.fromkeys(WORKER, 0)]}
-    line = dict.fromkeys(ROUND, 0) | counts | {"seconds": 1.0, "val_loss": 4.0} | parts
+    line = dict.fromkeys(ROUND, 0) | counts | {"seconds": 1.0, "val_loss": val_loss} | parts
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     return str(folder)
 
@@ -167,10 +173,52 @@ def test_a_run_that_fails_is_counted_and_gives_exit_code_1(
     assert main(["compare", finished_run(tmp_path / "run"), "b=diloco", *own]) == 1
     out, error = capsys.readouterr()
     assert "b, seed 0: failed" in out
-    assert "lowest validation loss of the arms with the most seeds: diloco, 4.0000" in out
+    assert "lowest validation loss of one seed, which is no claim: diloco, 4.0000" in out
     assert error == f"adloco: 1 of 2 runs failed; what they said is in {study / 'logs'}\n"
     assert [arm["runs"][0]["problem"] for arm in compared(study)["arms"]] == ["", "broken"]
-    assert "b, seed 0 did not end: broken" in (study / "compare.html").read_text()
+    assert "b, seed 0 failed: broken" in (study / "compare.html").read_text()
+
+
+def test_a_run_whose_last_evaluation_is_not_finite_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = finished_run(tmp_path / "bad", None, run__seed="1")
+    own = ["--run.folder", str(tmp_path / "study"), "--targets", "4"]
+    assert main(["compare", finished_run(tmp_path / "good"), bad, *own]) == 1
+    out, error = capsys.readouterr()
+    assert "diloco, seed 1: failed: its last evaluation is not finite\n" in out
+    assert error == "adloco: 1 of 2 runs failed\n"
+    (arm,) = compared(tmp_path / "study")["arms"]
+    for numbers in (arm["final"], arm["total"], arm["to_target"]["4"]):
+        assert {number["count"] for number in numbers.values()} <= {0, 1}
+    assert arm["total"]["tokens"]["count"] == 1
+
+
+def test_a_run_without_rounds_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = finished_run(tmp_path / "lost", run__seed="1")
+    file = Path(lost, "metrics.jsonl")
+    file.write_text("")
+    own = ["--run.folder", str(tmp_path / "study")]
+    assert main(["compare", finished_run(tmp_path / "good"), lost, *own]) == 1
+    out = capsys.readouterr().out
+    assert f"diloco, seed 1: failed: {file} has no rounds\n" in out
+    assert "; 1 seed of each arm." in out
+
+
+def test_one_seed_is_not_lower_than_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three seeds of an arm end at 2.0, 2.2 and 2.4, and the one seed of another at 2.15."""
+    three = [
+        finished_run(tmp_path / f"{seed}", loss, run__seed=str(seed))
+        for seed, loss in enumerate((2.0, 2.2, 2.4))
+    ]
+    one = finished_run(tmp_path / "one", 2.15, run__name="one", outer__lr="0.5")
+    assert main(["compare", *three, one, "--run.folder", str(tmp_path / "study")]) == 0
+    said = "lowest validation loss of the arms with the most seeds: diloco, 2.2000\n"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.nightly
@@ -185,7 +233,7 @@ def test_a_run_that_fails_is_named_and_the_others_compared(
     arms = compared(tmp_path / "study")["arms"]
     assert "loss is" in arms[1]["runs"][0]["problem"]
     assert arms[1]["final"]["val_loss"]["mean"] is None
-    assert "wild, seed 0 did not end" in (tmp_path / "study" / "compare.html").read_text()
+    assert "wild, seed 0 failed" in (tmp_path / "study" / "compare.html").read_text()
 
 
 def test_bad_input_is_one_sentence_and_leaves_nothing(
@@ -200,6 +248,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
             ["diloco", arm, "--targets", "low"],
             "--targets: must be numbers between commas, got 'low'",
         ),
+        (["diloco", arm, "--targets", "2,inf"], "--targets must be finite and > 0, got 2,inf"),
         (["diloco", arm, "--seeds", "0"], "--seeds must be >= 1, got 0"),
         (["diloco", arm, "--parallel", "0"], "--parallel must be >= 1, got 0"),
         (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),

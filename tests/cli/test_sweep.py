@@ -104,6 +104,12 @@ def test_the_states_of_runs(
     assert (overview.folder, overview.recipe, overview.state) == (run, "diloco", "finished")
     assert (overview.tokens, overview.loss) == (4096, summary["final_val_loss"])
     assert overview.bytes_communicated == summary["bytes"]
+    file = run / "metrics.jsonl"
+    whole = file.read_text()
+    *before, last = whole.splitlines()
+    file.write_text("\n".join([*before, json.dumps(json.loads(last) | {"val_loss": None})]) + "\n")
+    assert find_runs(tmp_path)[0].loss is None, "an earlier loss is not that of its end"
+    file.write_text(whole)
     with locked(run):
         assert find_runs(tmp_path)[0].state == "running"
     (run / "summary.json").unlink()

@@ -310,11 +310,11 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert opening_lines(run)[1].endswith(
         "16 rounds of 4 inner steps; more after a merge, fewer because rounds become longer"
     )
-    # int4: 4 bits for each of 256 values, and a scale of 2 bytes.
-    each = parameters * (128 + 2) / 256 / 1e6
+    # int4: 4 bits for each of 128 values, and a scale of 4 bytes.
+    each = parameters * (64 + 4) / 128
     assert lines[2].endswith(
-        "nothing is sent until trainers merge; from then on a sync sends "
-        f"{each:,.1f} MB per worker; each merge sends more"
+        "no parameters are sent until trainers merge; from then on a sync sends "
+        f"{each / 1e3:.3g} kB per worker; each merge sends more"
     )
     assert lines[3].startswith("each trainer trains a model of its own, until several merge")
     assert lines[4].startswith("the batch follows the gradient")
@@ -327,22 +327,17 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert "; 1 trainer of 2 workers; on" in lines[0]
     assert lines[2].startswith("a sync sends ") and "merge" not in lines[2]
     rounds = int(lines[1].rpartition(", ")[2].split()[0])
-    assert lines[2].endswith(f" MB per worker, about {rounds * each:,.1f} MB in all")
+    assert lines[2].endswith(f" kB per worker, about {rounds * each / 1e6:,.1f} MB in all")
     assert "has joined the run in" in joined_line(run) and "workers 0, 1 of 2" in joined_line(run)
 
 
 @pytest.mark.parametrize(
-    ("rule", "word"),
-    [
-        ("constant", "at most"),
-        ("ramp --batch.first 8 --batch.last 4 --batch.over_samples 99", "about"),
-    ],
+    "rule", ["constant", "ramp --batch.first 8 --batch.last 4 --batch.over_samples 99"]
 )
-def test_all_that_a_run_will_send_has_the_final_mean(
-    rule: str, word: str, small: list[str]
-) -> None:
+def test_all_that_a_run_will_send_has_the_final_mean(rule: str, small: list[str]) -> None:
     """8 syncs with 1 bit per value and a magnitude of 2 bytes per block, and a mean with 4 bits
-    and a scale of 4 bytes. A batch that can fall makes more syncs.
+    and a scale of 4 bytes. A batch that can fall makes more syncs, and blocks that are not full and
+    numbers beside the parameters add to all.
     """
     words = f"--run.tokens 8192 --wire.format int1 --model.hidden_size 256 --batch.rule {rule}"
     settings, _ = take_settings([*small, *words.split()])
@@ -350,7 +345,7 @@ def test_all_that_a_run_will_send_has_the_final_mean(
     blocks = 8 * (256 / 8 + 2) / 256 + (128 / 2 + 4) / 128
     sent = opening_lines(run)[2]
     megabytes = blocks * run.algorithm.num_parameters / 1e6
-    assert sent.endswith(f" MB per worker, {word} {megabytes:,.1f} MB in all")
+    assert sent.endswith(f" kB per worker, about {megabytes:,.1f} MB in all")
 
 
 def test_trainers_of_one_worker_that_never_merge_send_nothing(run: TrainingRun) -> None:

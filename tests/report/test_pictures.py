@@ -33,6 +33,8 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         curve("line", "a", [1e6, None, 3e6]),
         curve("thin", "a", [2e6, 2e6, float("nan")]),
         curve("marks", "b", [None, None, None]),
+        curve("line", "c", [None, 5e6, None]),
+        curve("stairs", "d", [4e6, 6e6, None]),
     ]
     chart = Chart(axes={"tokens": tokens}, measures=[sent], curves=curves, marks={"tokens": [2]})
     drawn: list[Figure] = []
@@ -42,9 +44,11 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     panel = Panel(title="What is sent", caption="", charts=[chart])
     assert draw_run([panel], tmp_path / "plots") == [tmp_path / "plots" / "what_is_sent.png"]
     (axes,) = drawn[0].axes
-    one, thin, merge = axes.get_lines()
+    one, thin, alone, stairs, merge = axes.get_lines()
     assert (list(one.get_xdata()), list(one.get_ydata())) == ([1, 3], [1, 3])  # in MB
     assert (list(thin.get_xdata()), list(thin.get_ydata())) == ([1, 2], [2, 2])
     assert thin.get_color() == one.get_color()
     assert list(merge.get_xdata()) == [2, 2]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a"]
+    assert (list(alone.get_xdata()), alone.get_marker(), one.get_marker()) == ([2], "o", "None")
+    assert (list(stairs.get_xdata()), list(stairs.get_ydata())) == ([0, 1, 2], [4, 4, 6])
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "c", "d"]

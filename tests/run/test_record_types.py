@@ -34,6 +34,8 @@ def test_a_report_needs_only_the_metrics_that_are_always_numbers(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         assert fault(line, metrics_line()) == ""
+        for name in ("trainers", "workers"):
+            assert fault(line | {name: []}, metrics_line()) == name
         for row, table in rows(line):
             for name, metric in table.items():
                 value, row[name] = row[name], None

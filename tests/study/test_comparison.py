@@ -45,7 +45,10 @@ def against(*ends: tuple[float, float]) -> Comparison:
 
 def test_many_settings_that_differ_are_named_without_their_values() -> None:
     found = against((0.0, 2.0))
-    assert found.differing.startswith("Differs: nothing.")
+    assert found.differing.startswith("Differs: nothing. Fewer than 5 rounds: a, b; ")
+    (single,) = plan_runs(["single"], [], 1, Path("study"))
+    alone = replace(found, arms={"single": [replace(found.arms["a"][0], run=single)]})
+    assert alone.differing == "Differs: nothing."
     many = replace(found, differs=tuple(f"inner.lr{n} (a: 0.1, b: 0.2)" for n in range(20)))
     assert "Differs: inner.lr0, inner.lr1, " in many.differing
     assert many.differing.count("(") == 1 and "(their values are in compare.json)" in many.differing
@@ -70,11 +73,38 @@ def test_differences_of_what_a_target_needs() -> None:
     assert [cell.detail for cell in cells] == ["no clear difference"] * 2
 
 
-def test_a_last_loss_that_is_not_finite_is_no_final_loss() -> None:
-    """Records have none in its place."""
-    run = against((1.0, 1.0)).arms["a"][0]
-    assert run.final("val_loss") == 1.0
-    assert replace(run, finite=False).final("val_loss") is None
+def test_a_run_whose_last_evaluation_is_not_finite_counts_in_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line has no loss then, but memory of the evaluation. Losses fall from 4 to 2."""
+    falls = [LINE | {"val_loss": 4.0}, LINE | {"round": 2, "tokens": 2}]
+    lost = LINE | {"round": 3, "tokens": 3, "val_loss": None, "memory": {"evaluation": {}}}
+    monkeypatch.setattr(
+        Records, "read_whole", lambda records: falls + [lost] * records.folder.name.startswith("b")
+    )
+    runs = plan_runs(["a=diloco", "b=diloco"], [], 1, Path("study"))
+    found = compare(runs, targets=[3.0], links=[], problems={})
+    assert [found.arms[arm][0].problem for arm in "ab"] == ["", "its last evaluation is not finite"]
+    for quantity in (*found.finals, *found.totals, *found.needed(3.0)):
+        assert found.differences(quantity) == []
+        assert found.spread(quantity, "b").count == 0
+    with pytest.raises(ValueError, match="no run ended with a finite evaluation"):
+        compare(runs[1:], targets=[], links=[], problems={})
+
+
+@pytest.mark.parametrize(
+    ("losses", "target"),
+    [((2.34561, 1.0), 2.346), ((2e-4, 1e-5), 2e-4), ((1.23456e-4, 1e-5), 1.235e-4), ((0, 0), 0)],
+)
+def test_a_target_is_the_highest_final_loss_to_four_digits(
+    losses: tuple[float, float], target: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = dict(zip("ab", map(float, losses), strict=True))
+    monkeypatch.setattr(
+        Records, "read_whole", lambda records: [LINE | {"val_loss": ends[records.folder.name[0]]}]
+    )
+    runs = plan_runs(["a=diloco", "b=diloco"], [], 1, Path("study"))
+    assert compare(runs, targets=[], links=[], problems={}).targets == (target,)
 
 
 def test_a_clear_difference_is_named_and_a_target_that_one_arm_misses_is_not_compared() -> None:
@@ -153,6 +183,7 @@ def test_an_arm_that_lost_seeds_is_not_the_best() -> None:
     one, two = found.arms["a"]
     found = replace(found, arms={**found.arms, "a": [one, replace(two, problem="loss is nan")]})
     assert found.best == "b"
+    assert replace(found, arms={"a": [one], "b": found.arms["b"]}).best == "b"
     (_, loss, *_), _ = tables(found)[0].rows
     assert loss.text == "1.0000 (1 of 2 seeds)"
 

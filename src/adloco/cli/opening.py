@@ -115,9 +115,9 @@ def _sent(run: TrainingRun) -> str:
     elif rounds is None:
         rest = ""
     else:
-        most = "at most" if _steady(run) else "about"
-        rest = f", {most} {shown(each * rounds + final)} in all"
-    first = "nothing is sent until trainers merge; from then on " if max(sizes) == 1 else ""
+        # Blocks that are not full, and numbers beside the parameters, are not counted.
+        rest = f", about {shown(each * rounds + final)} in all"
+    first = "no parameters are sent until trainers merge; from then on " if max(sizes) == 1 else ""
     return f"{first}a sync sends {shown(each)} per worker{rest}"
 
 

@@ -23,6 +23,7 @@ class Runs(Command):
     """Folder to search (default: runs)."""
 
     def run(self) -> int:
+        from adloco.metrics import ROUND
         from adloco.run.overview import find_runs
 
         folder: Path = self.folder
@@ -39,8 +40,8 @@ class Runs(Command):
                 "recipe": each.recipe,
                 "state": each.state,
                 "tokens": f"{each.tokens:,}",
-                "loss": "-" if each.loss is None else f"{each.loss:.4f}",
-                "sent": f"{each.bytes_communicated / 1e6:,.1f} MB",
+                "loss": ROUND["train_loss"].text(each.loss),
+                "sent": ROUND["bytes_communicated"].text(each.bytes_communicated),
                 "failures": "-" if each.interruptions is None else str(each.interruptions),
                 "age": readable(max(0.0, time.time() - each.changed), TIMES),
             }

@@ -66,7 +66,10 @@ def run_study(
     """
     targets = arguments.targets
     given = ",".join(f"{target:g}" for target in targets)
-    require(all(target > 0 for target in targets), f"--targets must be > 0, got {given}")
+    require(
+        all(0 < target < math.inf for target in targets),
+        f"--targets must be finite and > 0, got {given}",
+    )
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
@@ -76,28 +79,38 @@ def run_study(
     except StudyInterruptedError:
         console.print("stopped and saved; the same command continues", soft_wrap=True)
         return INTERRUPTED
-    failed = sum(job.state == "failed" for job in jobs)
-    failure = f"{failed} of {len(jobs)} runs failed; what they said is in {folder / LOGS}"
-    if not any(job.state == "done" for job in jobs):
-        return _fail(f"{failure}, and there is nothing to compare")
     problems = {job.run.folder: job.problem for job in jobs if job.problem}
+    failure = f"of {len(jobs)} runs failed"
+    if (folder / LOGS).is_dir():
+        failure += f"; what they said is in {folder / LOGS}"
+    if not any(job.state == "done" for job in jobs):
+        return _fail(f"{len(problems)} {failure}, and there is nothing to compare")
     with console.status("drawing the comparison ..."):
         comparison = compare(runs, targets=targets, links=links, problems=problems, varied=varied)
         _require_equal(comparison.unequal, force=arguments.force)
         page = write_comparison(comparison, folder, title, draw)
+    failed = [curve for curves in comparison.arms.values() for curve in curves if curve.problem]
+    for curve in failed:
+        if curve.run.folder not in problems:  # The others were named as they ended.
+            console.print(f"{_name(curve.run)}: failed: {curve.problem}", soft_wrap=True)
     for table in tables(comparison):
         print_table(table, console)
-    best = comparison.loss.text(comparison.spread(comparison.finals[0], comparison.best).mean)
-    among = " of the arms with the most seeds" if failed else ""
-    if not failed and all(len(runs) == 1 for runs in comparison.arms.values()):
+    ends = {arm: comparison.spread(comparison.finals[0], arm) for arm in comparison.arms}
+    best = ends[comparison.best]
+    among = " of the arms with the most seeds"
+    if best.count == 1:
         among = " of one seed, which is no claim"
+    elif all(end.count == best.count for end in ends.values()):
+        among = ""
     console.print(
-        f"lowest {comparison.loss.label}{among}: {comparison.best}, {best}", soft_wrap=True
+        f"lowest {comparison.loss.label}{among}: {comparison.best}, "
+        f"{comparison.loss.text(best.mean)}",
+        soft_wrap=True,
     )
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)
-    return _fail(failure) if failed else 0
+    return _fail(f"{len(failed)} {failure}") if failed else 0
 
 
 def _notices(runs: Sequence[StudyRun]) -> dict[str, list[str]]:

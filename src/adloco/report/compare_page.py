@@ -146,7 +146,7 @@ def _content(
         "differing": comparison.differing,
         "warning": comparison.warning.strip(),
         "problems": [
-            f"{run.run.arm}, seed {run.run.seed} did not end: {run.problem}"
+            f"{run.run.arm}, seed {run.run.seed} failed: {run.problem}"
             for run in runs
             if run.problem
         ],

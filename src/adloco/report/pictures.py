@@ -104,6 +104,10 @@ def _draw_chart(
         ]
         if points:
             look = looks.get(curve.name, {}) | LOOKS[curve.look]
+            if curve.look == "stairs":  # Its first value holds from the beginning.
+                points.insert(0, (0, points[0][1]))
+            if len(points) == 1:  # A line through one point is not seen.
+                look = {"marker": "o"} | look
             place.plot(*zip(*points, strict=True), label=curve.name, **look)
     for mark in (chart.marks or {}).get(axis, ()):
         place.axvline(mark / scale, color=GREY, linestyle=":", linewidth=1, zorder=0)

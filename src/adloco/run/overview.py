@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adloco.config.settings import RunSettings
+from adloco.rules.outcome import ended_finite
 from adloco.run.budget import part_used
 from adloco.run.folder import CHECKPOINTS, RECIPE, SUMMARY, is_locked
 from adloco.run.records import METRICS, Records
@@ -21,7 +22,7 @@ class RunOverview:
     """finished, running, stopped with the part of its budget that is used, or damaged."""
     tokens: int
     loss: float | None
-    """The newest validation loss; None if there is none."""
+    """The newest validation loss; None if there is none, or it was not finite."""
     bytes_communicated: int
     interruptions: int | None
     """Number of times that training failed or was thrown back; None if it is not known."""
@@ -55,7 +56,7 @@ def _overview(folder: Path) -> RunOverview:
         recipe=str(settings.get("name", "?")),
         state="damaged" if damaged else _state(folder, part_used(limits, last)),
         tokens=int(last.get("tokens", 0)),
-        loss=losses[-1] if losses else None,
+        loss=losses[-1] if losses and ended_finite(records) else None,
         bytes_communicated=int(last.get("bytes_communicated", 0)),
         interruptions=_interruptions(folder),
         changed=grown.stat().st_mtime,

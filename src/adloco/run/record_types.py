@@ -71,7 +71,7 @@ def metrics_line() -> type:
     sections = {
         "sync": _numbers(SYNC),
         "trainers": Annotated[list[_numbers(TRAINER, val_loss=loss)], Field(min_length=1)],  # type: ignore[misc]
-        "workers": list[_numbers(WORKER)],  # type: ignore[misc]
+        "workers": Annotated[list[_numbers(WORKER)], Field(min_length=1)],  # type: ignore[misc]
         "memory": dict[str, _numbers(PHASE)],  # type: ignore[misc]
         "merges": list[_MergeLine],
         "changes": list[_ChangeLine],

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from adloco.plan.link import Link
 from adloco.rules.outcome import ended_finite, islands_in, of_newest_text
 from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
-from adloco.run.records import Records
+from adloco.run.records import METRICS, Records
 from adloco.study.arms import StudyRun
 from adloco.study.fairness import differences, held_equal, inequalities
 from adloco.study.links import bytes_sent, link_seconds, num_syncs
@@ -45,17 +46,15 @@ class RunCurves:
     corpus: str
     """Fingerprint of the text; empty if it is not known."""
     problem: str = ""
-    """Why the run has no numbers, or not all; empty if it has ended."""
-    finite: bool = True
-    """False if the last evaluation was not finite."""
+    """Why the run counts in no number; empty if it ended with a finite evaluation."""
 
     def final(self, measure: str) -> float | None:
-        """The last value of a measure; None if the run did not end, or not with a finite one."""
+        """The last value of a measure; None if the run failed."""
         known = [value for value in self.measures[measure] if value is not None]
-        return known[-1] if known and self.finite and not self.problem else None
+        return known[-1] if known and not self.problem else None
 
     def total(self, axis: str) -> float | None:
-        """The last value of an axis; None if the run did not end."""
+        """The last value of an axis; None if the run failed."""
         return self.axes[axis][-1] if self.axes[axis] and not self.problem else None
 
 
@@ -98,7 +97,7 @@ class Comparison:
     @property
     def statement(self) -> str:
         """The things held equal, the number of seeds, and how to read the lines."""
-        counts = [len(runs) for runs in self.arms.values()]
+        counts = [sum(not run.problem for run in runs) for runs in self.arms.values()]
         number = " to ".join(map(str, sorted({min(counts), max(counts)})))
         seeds = f"{number} seed{'' if number == '1' else 's'} of each arm"
         parallel = [arm for arm, runs in self.arms.items() if runs[0].run.recipe.data_parallel]
@@ -113,7 +112,7 @@ class Comparison:
             arm
             for arm, runs in self.arms.items()
             if 0 < max(len(run.axes["tokens"]) for run in runs) < FEW_ROUNDS
-            and not runs[0].run.recipe.data_parallel
+            and runs[0].run.recipe.method.num_workers > 1  # One worker never syncs.
         ]
         short = (
             f" Fewer than {FEW_ROUNDS} rounds: {', '.join(few)}; what syncs do shows later, so "
@@ -167,12 +166,12 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The arm with the lowest mean final loss, of those with the fewest seeds that lack one."""
+        """The arm with the lowest mean final loss, of those with the most seeds that have one."""
 
         def rank(arm: str) -> tuple[int, float]:
             found = self.spread(self.finals[0], arm)
             mean = math.inf if found.mean is None else found.mean
-            return len(self.arms[arm]) - found.count, mean
+            return -found.count, mean
 
         return min(self.arms, key=rank)
 
@@ -206,11 +205,12 @@ def compare(
         runs: The runs, arm by arm.
         targets: Losses to reach; empty for the highest final loss of any run.
         links: Links for which times are modelled.
-        problems: Folder -> why its run did not end.
+        problems: Folder -> why its run did not end. A run that ended without a finite evaluation
+            has a problem all the same.
         varied: Settings in which the arms differ on purpose.
 
     Raises:
-        ValueError: A run has no evaluation, or its records cannot be compared.
+        ValueError: No run ended with a finite evaluation, or records cannot be compared.
     """
     rounds = [Records(run.folder).read_whole() for run in runs]
     trainers = (row for records in rounds for record in records for row in record["trainers"])
@@ -269,11 +269,12 @@ def compare(
     reached = [value for value in finals if value is not None]
     require(
         bool(reached),
-        "no run has an evaluation, so there is nothing to compare; lower evaluation.every",
+        "no run ended with a finite evaluation, so there is nothing to compare; lower "
+        "evaluation.every, or the learning rates of runs that diverged",
     )
     # Rounded up, so that every run that ended reaches it.
-    highest = math.ceil(max(reached) * 1e3) / 1e3
-    return comparison if targets else replace(comparison, targets=(highest,))
+    highest = Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(max(reached)))
+    return comparison if targets else replace(comparison, targets=(float(highest),))
 
 
 def _curves(
@@ -293,6 +294,10 @@ def _curves(
     axes["sent"] = [bytes_sent(record, run.recipe, replicas) for record in records]
     for link in links:
         axes[f"seconds on {link.name}"] = link_seconds(records, run.recipe, link, replicas)
+    if not problem and not records:
+        problem = f"{run.folder / METRICS} has no rounds"
+    if not problem and not ended_finite(records):
+        problem = "its last evaluation is not finite"
     summary = run.folder / SUMMARY
     ended = read_json(summary) if summary.is_file() else {}
     return RunCurves(
@@ -307,5 +312,4 @@ def _curves(
         },
         corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),
         problem=problem,
-        finite=ended_finite(records),
     )
