@@ -178,9 +178,14 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "y").exists()
 
 
-def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None:
-    """Its tokenizer has another token for padding than the end of a text, which a configuration
-    without one takes in training.
+@pytest.mark.parametrize(
+    ("name", "padding"), [("llama", "<pad>"), ("bert", "<pad>"), ("bert", "<end>")]
+)
+def test_a_classifier_reads_off_where_its_padding_begins(
+    name: str, padding: str, tmp_path: Path
+) -> None:
+    """Its padding is the tokenizer's, or the end of a text if that has none; 0, which a bert takes
+    by default, is the id of a word.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
@@ -189,21 +194,22 @@ def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None
         PreTrainedTokenizerFast,
     )
 
-    words = ["<pad>", "<end>", *"abcdefgh"]
+    words = ["a", "<pad>", "<end>", *"bcdefgh"]
     bare = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "a"))
     bare.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", pad_token="<pad>")
+    own = {"pad_token": padding} if padding == "<pad>" else {}
+    fast = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", **own)
     fast.save_pretrained(tmp_path / "tokenizer")
     texts = [" ".join("abcdefgh"[row % 8 :][: 1 + row % 5]) for row in range(80)]
     rows = (json.dumps({"text": text, "label": row % 2}) for row, text in enumerate(texts))
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     sizes = "vocab_size = 10, hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, "
-    sizes += "num_key_value_heads = 2, intermediate_size = 32, max_position_embeddings = 32"
+    sizes += "intermediate_size = 32, max_position_embeddings = 32"
     flags = {
         "task.kind": "classification",
         "task.evaluation_per_class": "5",
         "model.source": "transformers",
-        "model.name": "qwen2",
+        "model.name": name,
         "model.pretrained": "false",
         "model.overrides": f"{{ {sizes} }}",
         "data.path": str(tmp_path / "rows.jsonl"),
@@ -215,12 +221,13 @@ def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None
         "run.trackers": "none",
         "run.folder": str(tmp_path / "run"),
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    assert main(["train", "single", *words]) == 0
+    given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    assert main(["train", "single", *given]) == 0
     export(load_trained(tmp_path / "run"), tmp_path / "exported")
     model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
-    assert tokenizer.pad_token_id == model.config.pad_token_id
+    assert tokenizer.pad_token_id == model.config.pad_token_id == words.index(padding)
+    assert tokenizer("bad")["input_ids"] == fast("bad")["input_ids"], "no word is special"
     with torch.no_grad():
         together = model(**tokenizer(texts[:10], padding=True, return_tensors="pt")).logits
         alone = [model(**tokenizer(text, return_tensors="pt")).logits for text in texts[:10]]

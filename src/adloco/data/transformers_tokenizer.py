@@ -67,6 +67,8 @@ class TransformersTokenizer:
             "use another",
         )
         self.end_of_text: int = ending
+        own = tokenizer.pad_token_id
+        self.padding: int = ending if own is None else own
         # The unknown token of GPT-2 is the one that ends a text.
         unknown = tokenizer.unk_token_id
         self.unknown: int | None = None if unknown == ending else unknown

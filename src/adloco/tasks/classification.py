@@ -95,7 +95,7 @@ class Classification:
         self._train = train
         self._validation = validation
         self._evaluated = evaluated
-        self._pad = tokenizer.end_of_text
+        self._pad = tokenizer.padding
         self._skipped = skipped
         self._trains = trains
         self._num_texts = len(train) + len(validation)

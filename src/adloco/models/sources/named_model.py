@@ -80,7 +80,12 @@ class NamedModel:
                 "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
                 f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
             )
-        sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
+        sizes: dict[str, Any] = {"vocab_size": vocab_size} if from_type else {}
+        if not self.pretrained and not default.model_type.startswith("modernbert"):
+            # The id is of another tokenizer, and its row would never be trained. The task sets its
+            # own where it pads. The configuration of a modernbert allows no None.
+            sizes["pad_token_id"] = None
+        sizes |= self.overrides
         try:
             # Built again, not changed: some values are computed from others (a head's width, for
             # instance) and must be computed from the new ones.
