@@ -14,6 +14,7 @@ from typing import Any
 from adloco.config.recipe_text import to_toml
 from adloco.errors import require
 from adloco.metrics import validation
+from adloco.models.transformers_versions import longest_context
 from adloco.run.records import Records
 from adloco.run.round_numbers import SUMMARY, summarise
 from adloco.run.trained import Trained
@@ -76,10 +77,7 @@ def export(
         if generation:
             generation.pad_token_id = end
         model.save_pretrained(temporary)
-        tokenizer.model_max_length = min(
-            tokenizer.model_max_length,
-            getattr(model.config, "max_position_embeddings", tokenizer.model_max_length),
-        )
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest_context(model.config))
         tokenizer.save_pretrained(temporary)
         card = temporary / "README.md"
         card.write_text(_card(trained, license_id, languages))

@@ -27,6 +27,7 @@ from adloco.data.token_store import SPLITS
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
+from adloco.models.transformers_versions import check_context
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.task import TaskData
 
@@ -110,13 +111,11 @@ class Classification:
         return left_out(self._skipped, self._num_texts + sum(self._skipped.values()))
 
     def configure(self, config: Any) -> Any:
-        longest = getattr(config, "max_position_embeddings", math.inf)
+        if config.pad_token_id is None:
+            config.pad_token_id = self._pad
+        self._pad = config.pad_token_id
         most = int(max(np.diff(self._train.starts).max(), np.diff(self._validation.starts).max()))
-        require(
-            most <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model, where "
-            f"texts have {most} tokens",
-        )
+        check_context(config, most, f"where texts have {most} tokens")
         classes = max(self._train.num_classes, self._validation.num_classes)
         require(
             self._trains or classes <= config.num_labels,
@@ -125,9 +124,6 @@ class Classification:
         )
         if self._trains:
             config.num_labels = classes
-        if config.pad_token_id is None:
-            config.pad_token_id = self._pad
-        self._pad = config.pad_token_id
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:

@@ -19,7 +19,11 @@ from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import TokenBytes, predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.errors import require
-from adloco.models.transformers_versions import without_mask
+from adloco.models.transformers_versions import (
+    POSITIONS_AFTER_PADDING,
+    check_context,
+    without_mask,
+)
 from adloco.tasks.task import TaskData
 
 EVALUATION_WINDOWS_AT_ONCE = 32
@@ -76,12 +80,11 @@ class LanguageModel:
         return "; ".join(filter(None, [self._cache.skipped(), lost if self._lost else ""]))
 
     def configure(self, config: Any) -> Any:
-        longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
-        require(
-            self._data.context_tokens <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model, got "
-            f"{self._data.context_tokens}",
-        )
+        model_type = getattr(config, "model_type", "")
+        if model_type in POSITIONS_AFTER_PADDING and config.pad_token_id is None:
+            config.pad_token_id = self.tokenizer.padding
+        tokens = self._data.context_tokens
+        check_context(config, tokens, f"got {tokens}")
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
