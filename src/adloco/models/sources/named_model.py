@@ -9,6 +9,9 @@ from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import MOST_LAYERS, Builder
 
+ALWAYS_WITH_PADDING = ("modernbert", "modernbert-decoder", "xlm", "flaubert")
+"""Types whose code fails without an id of padding, which from scratch is then their default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
@@ -81,9 +84,9 @@ class NamedModel:
                 f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
             )
         sizes: dict[str, Any] = {"vocab_size": vocab_size} if from_type else {}
-        if not self.pretrained and not default.model_type.startswith("modernbert"):
+        if not self.pretrained and default.model_type not in ALWAYS_WITH_PADDING:
             # The id is of another tokenizer, and its row would never be trained. The task sets its
-            # own where it pads. The configuration of a modernbert allows no None.
+            # own where it pads.
             sizes["pad_token_id"] = None
         sizes |= self.overrides
         try:
