@@ -208,6 +208,16 @@ def test_generation_draws_no_id_that_the_tokenizer_lacks() -> None:
     assert {*drawn} == {0, 1, 2, 3, 4}
 
 
+def test_generation_goes_on_without_a_cache_that_a_model_does_not_return() -> None:
+    class TakesOne(_WithParameters):
+        def forward(
+            self, input_ids: Tensor, use_cache: bool, past_key_values: object = None
+        ) -> object:
+            return super().forward(input_ids, use_cache)
+
+    assert generated(TakesOne(), [7], max_tokens=20) == [8, 9]
+
+
 def test_generation_computes_a_token_once_while_the_context_has_room() -> None:
     """Then the window slides, and all of it is computed for each token, as without a cache."""
     model, lengths = build_llama(TINY, 256, 0), list[int]()

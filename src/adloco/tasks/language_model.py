@@ -271,7 +271,9 @@ def generate(
         seen = ids[-1:] if options.get("past_key_values") is not None else ids[-context_tokens:]
         output = model(input_ids=torch.tensor([seen], device=device), **options)
         if options["use_cache"]:
-            options["past_key_values"] = output.past_key_values
+            # A recurrent_gemma takes a cache and returns none.
+            cache = getattr(output, "past_key_values", None)
+            options = {"use_cache": cache is not None, "past_key_values": cache}
         logits = output.logits[0, -1, :vocab_size].float().cpu()
         token = (
             int(logits.argmax())
