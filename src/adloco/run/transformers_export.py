@@ -68,6 +68,8 @@ def export(
         model: Any = trained.model
         packed, end = trained.stored.recipe.task.packed, trained.stored.tokenizer.end_of_text
         tokenizer = trained.stored.tokenizer.to_transformers(whole=not packed)
+        if not packed:
+            tokenizer.padding_side = "right"
         # A classifier was trained with its configuration's, and reads off where padding begins.
         own = None if packed else getattr(model.config, "pad_token_id", None)
         if own is not None and own < len(tokenizer):
