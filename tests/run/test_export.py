@@ -58,8 +58,10 @@ def test_exported_is_trained(
         assert config.bos_token_id == config.eos_token_id == trained.stored.tokenizer.end_of_text
     text = generator("alpha", max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert text.startswith("alpha") and len(text) > len("alpha")
+    # The model has 1,024 positions, of which most were never trained.
+    assert generator.tokenizer.model_max_length == 32
     card = (folder / "README.md").read_text()
-    assert "[method]" in card
+    assert "[method]" in card and "trained on at most 32 tokens at a time" in card
     assert str(tmp_path) not in card and 'folder = "run"' in card, "only the names of files"
     assert yaml.safe_load(card.split("---\n")[1]) == {
         "library_name": "transformers",

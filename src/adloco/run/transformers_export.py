@@ -86,7 +86,10 @@ def export(
         if generation:
             generation.pad_token_id = end
         model.save_pretrained(temporary)
-        tokenizer.model_max_length = min(tokenizer.model_max_length, longest_context(model.config))
+        longest = longest_context(model.config)
+        if not source.weights:  # It has never seen a later position.
+            longest = min(longest, trained.stored.recipe.data.context_tokens)
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
         tokenizer.save_pretrained(temporary)
         notice = _other_tokenizer(trained, temporary)
         card = temporary / "README.md"
@@ -162,6 +165,7 @@ license: {json.dumps(license_id)}
 
 Trained with adloco {metadata.version("adloco")}: trainer {trained.trainer} at checkpoint
 `{trained.stored.checkpoint.name}` of a run of the recipe `{recipe.run.name}`.
+It was trained on at most {recipe.data.context_tokens} tokens at a time.
 Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
 {notice}
 
