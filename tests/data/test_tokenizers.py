@@ -119,6 +119,21 @@ def test_transformers_encodes_alike(name: str, whole: bool, tmp_path: Path) -> N
     assert theirs.decode(tokenizer.encode([TEXTS[0]])[0]) == TEXTS[0]
 
 
+def test_a_class_that_adds_special_tokens_adds_none_once_it_is_loaded(tmp_path: Path) -> None:
+    """A BertTokenizer makes its post-processor when it is loaded, whatever was saved."""
+    from transformers import AutoTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "so", "what"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = make_tokenizer(str(tmp_path), ())
+    assert tokenizer.encode_whole(["so what"], 9) == [[2, 5, 6, 3]]
+    for whole, expected in ((True, [2, 5, 6, 3]), (False, [5, 6])):
+        tokenizer.to_transformers(whole=whole).save_pretrained(tmp_path / str(whole))
+        loaded = AutoTokenizer.from_pretrained(tmp_path / str(whole))
+        assert loaded("so what")["input_ids"] == expected
+        assert (loaded.pad_token_id, loaded.sep_token_id) == (0, 3)
+
+
 @pytest.mark.parametrize("split", [True, False], ids=["as text", "as a token"])
 def test_texts_are_encoded_as_transformers_does(split: bool) -> None:
     fast = make_tokenizer("bpe:300", TEXTS).to_transformers(whole=True)

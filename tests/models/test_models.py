@@ -104,6 +104,16 @@ def test_drawn_weights_have_the_moments_of_the_library_s(name: str, head: Any) -
         assert tensor.equal(mine), key
 
 
+def test_no_token_of_another_tokenizer_is_padding_from_scratch(tmp_path: Path) -> None:
+    """A language model has no padding, and the row of a padding token would stay zero."""
+    assert NamedModel(name="olmo", pretrained=False).config(300).pad_token_id is None
+    own = NamedModel(name="olmo", pretrained=False, overrides={"pad_token_id": 7}).config(300)
+    assert own.pad_token_id == 7
+    own.save_pretrained(tmp_path)
+    assert NamedModel(name=str(tmp_path), pretrained=False).config(300).pad_token_id is None
+    assert NamedModel(name=str(tmp_path), pretrained=True).config(300).pad_token_id == 7
+
+
 def test_draws_depend_on_the_seed_and_leave_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     first, second = build_llama(TINY, 16, 3), build_llama(TINY, 16, 3)

@@ -116,6 +116,23 @@ def test_the_weights_are_those_of_from_pretrained(
     )
 
 
+@pytest.mark.parametrize("name", ["marian", "roformer"])
+def test_frozen_parameters_are_found_again_in_a_run_s_folder(name: str, tmp_path: Path) -> None:
+    """transformers freezes the positions of these, so no checkpoint has them."""
+    sizes = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2}
+    sizes |= {"decoder_ffn_dim": 32, "embedding_size": 32, "max_position_embeddings": 16}
+    saved = save(tmp_path / "trained", name, CAUSAL, is_decoder=True, **sizes)
+    (frozen,) = (key for key in saved if "embed_positions" in key)
+    began = builder(tmp_path / "trained", CAUSAL, {"is_encoder_decoder": False})
+    began.save_config(tmp_path / "model")
+    config = ModelBuilder.load_config(tmp_path / "model")
+    again = ModelBuilder(config=config, head=CAUSAL, options=ModelOptions(), seed=3).whole()
+    parameters = dict(again.named_parameters())
+    assert not parameters[frozen].requires_grad and parameters[frozen].equal(saved[frozen])
+    others = [key for key in saved if parameters.get(key, saved[key]).requires_grad]
+    assert not any(parameters[key].equal(saved[key]) for key in others), "they are drawn"
+
+
 def test_of_several_files_and_with_checkpointing(tmp_path: Path) -> None:
     save(tmp_path, "llama", CAUSAL, shard="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

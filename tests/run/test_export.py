@@ -58,8 +58,10 @@ def test_exported_is_trained(
         assert config.bos_token_id == config.eos_token_id == trained.stored.tokenizer.end_of_text
     text = generator("alpha", max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert text.startswith("alpha") and len(text) > len("alpha")
+    # The model has 1,024 positions, of which most were never trained.
+    assert generator.tokenizer.model_max_length == 32
     card = (folder / "README.md").read_text()
-    assert "[method]" in card
+    assert "[method]" in card and "trained on at most 32 tokens at a time" in card
     assert str(tmp_path) not in card and 'folder = "run"' in card, "only the names of files"
     assert yaml.safe_load(card.split("---\n")[1]) == {
         "library_name": "transformers",
@@ -74,6 +76,38 @@ def test_exported_is_trained(
     assert results["sent per worker (MB)"] == f"{summary['bytes'] / 1e6:,.1f}"
     assert results["parameters"] == f"{summary['num_parameters']:,}"
     assert not {"None", "-", "0"} & set(results.values())
+
+
+def test_a_type_whose_tokenizer_transformers_does_not_load_as_saved(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a qwen2, AutoTokenizer takes a class that cuts numbers into digits."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    (tmp_path / "text").write_text("and in 2024 it was 2024 again, " * 200)
+    sizes = "hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, "
+    sizes += "num_key_value_heads = 2, intermediate_size = 64"
+    qwen = [
+        "--model.source",
+        "transformers",
+        "--model.name",
+        "qwen2",
+        "--model.pretrained",
+        "false",
+    ]
+    qwen += ["--model.overrides", f"{{ {sizes} }}", "--data.tokenizer", "bpe:280"]
+    own = dict(zip(small[::2], small[1::2], strict=True))
+    words = [word for pair in own.items() if not pair[0].startswith("--model.") for word in pair]
+    text = ["--data.path", str(tmp_path / "text")]
+    assert main(["train", "single", *words, *qwen, *text]) == 0
+    folder = tmp_path / "exported"
+    assert main(["export", str(tmp_path / "run"), "--to", str(folder)]) == 0
+    said, card = capsys.readouterr().out, (folder / "README.md").read_text()
+    expected = load_trained(tmp_path / "run").stored.tokenizer.encode(["in 2024"])[0]
+    assert AutoTokenizer.from_pretrained(folder)("in 2024")["input_ids"] != expected
+    for notice in (said, card):
+        assert "for a Qwen2ForCausalLM: use PreTrainedTokenizerFast.from_pretrained(" in notice
+    assert PreTrainedTokenizerFast.from_pretrained(folder)("in 2024")["input_ids"] == expected
 
 
 def test_a_card_is_of_the_exported_checkpoint(small: list[str], tmp_path: Path) -> None:
@@ -178,9 +212,14 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "y").exists()
 
 
-def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None:
-    """Its tokenizer has another token for padding than the end of a text, which a configuration
-    without one takes in training.
+@pytest.mark.parametrize(
+    ("name", "padding"), [("llama", "<pad>"), ("bert", "<pad>"), ("bert", "<end>")]
+)
+def test_a_classifier_reads_off_where_its_padding_begins(
+    name: str, padding: str, tmp_path: Path
+) -> None:
+    """Its padding is the tokenizer's, or the end of a text if that has none; 0, which a bert takes
+    by default, is the id of a word.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
@@ -189,21 +228,23 @@ def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None
         PreTrainedTokenizerFast,
     )
 
-    words = ["<pad>", "<end>", *"abcdefgh"]
+    words = ["a", "<pad>", "<end>", *"bcdefgh"]
     bare = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "a"))
     bare.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", pad_token="<pad>")
+    own = {"pad_token": padding} if padding == "<pad>" else {}
+    own["padding_side"] = "left"  # A run pads on the right, whatever its tokenizer does.
+    fast = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>", **own)
     fast.save_pretrained(tmp_path / "tokenizer")
     texts = [" ".join("abcdefgh"[row % 8 :][: 1 + row % 5]) for row in range(80)]
     rows = (json.dumps({"text": text, "label": row % 2}) for row, text in enumerate(texts))
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     sizes = "vocab_size = 10, hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, "
-    sizes += "num_key_value_heads = 2, intermediate_size = 32, max_position_embeddings = 32"
+    sizes += "intermediate_size = 32, max_position_embeddings = 32"
     flags = {
         "task.kind": "classification",
         "task.evaluation_per_class": "5",
         "model.source": "transformers",
-        "model.name": "qwen2",
+        "model.name": name,
         "model.pretrained": "false",
         "model.overrides": f"{{ {sizes} }}",
         "data.path": str(tmp_path / "rows.jsonl"),
@@ -215,12 +256,13 @@ def test_a_classifier_reads_off_where_its_padding_begins(tmp_path: Path) -> None
         "run.trackers": "none",
         "run.folder": str(tmp_path / "run"),
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    assert main(["train", "single", *words]) == 0
+    given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    assert main(["train", "single", *given]) == 0
     export(load_trained(tmp_path / "run"), tmp_path / "exported")
     model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
-    assert tokenizer.pad_token_id == model.config.pad_token_id
+    assert tokenizer.pad_token_id == model.config.pad_token_id == words.index(padding)
+    assert tokenizer("bad")["input_ids"] == fast("bad")["input_ids"], "no word is special"
     with torch.no_grad():
         together = model(**tokenizer(texts[:10], padding=True, return_tensors="pt")).logits
         alone = [model(**tokenizer(text, return_tensors="pt")).logits for text in texts[:10]]

@@ -362,6 +362,11 @@ def test_rows_of_a_function_are_read_once() -> None:
             "data.context_tokens must be <= 64, the longest context of the model, where texts have",
         ),
         (
+            ["--model.name", "roberta", "--data.context_tokens", "64"],
+            "data.context_tokens must be <= 63, the longest context of the model (whose positions "
+            "begin at 1",
+        ),
+        (
             ["--task.evaluation_per_class", "500"],
             "task.evaluation_per_class is 500, but class 0 has 20 texts; lower it (0: all there "
             "are)",

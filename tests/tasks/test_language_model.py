@@ -14,20 +14,24 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from adloco import InnerAdamW
 from adloco.cli.main import main
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
 from adloco.models.sources.llama import LlamaShape
+from adloco.models.sources.named_model import NamedModel
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import (
+    LanguageModel,
     compiled_cross_entropy,
     cross_entropy,
     evaluation_windows,
     generate,
     loss_on_windows,
     next_token_loss,
+    open_language_model,
 )
 from adloco.tasks.task import EvaluationSettings, TaskData
 from tests.problems import build_llama, make_run
@@ -204,6 +208,16 @@ def test_generation_draws_no_id_that_the_tokenizer_lacks() -> None:
     assert {*drawn} == {0, 1, 2, 3, 4}
 
 
+def test_generation_goes_on_without_a_cache_that_a_model_does_not_return() -> None:
+    class TakesOne(_WithParameters):
+        def forward(
+            self, input_ids: Tensor, use_cache: bool, past_key_values: object = None
+        ) -> object:
+            return super().forward(input_ids, use_cache)
+
+    assert generated(TakesOne(), [7], max_tokens=20) == [8, 9]
+
+
 def test_generation_computes_a_token_once_while_the_context_has_room() -> None:
     """Then the window slides, and all of it is computed for each token, as without a cache."""
     model, lengths = build_llama(TINY, 256, 0), list[int]()
@@ -246,6 +260,33 @@ class _WithParameters(Oracle):
 def test_refusals(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LlamaShape(**settings)
+
+
+def opened(text: Path, context_tokens: int) -> LanguageModel:
+    text.write_text("one text and another one " * 80)
+    data = DataSettings(path=str(text), context_tokens=context_tokens, cache=str(text.parent))
+    return open_language_model(TaskData(data, EvaluationSettings()))
+
+
+def test_positions_that_begin_after_the_padding_s_id(tmp_path: Path) -> None:
+    """By hand: of 64 positions, those of ids 0 to 4 are left out, so 59 tokens fit."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 64}
+    given = NamedModel(name="roberta", pretrained=False, overrides=sizes | {"pad_token_id": 4})
+    task = opened(tmp_path / "text", 59)
+    config = task.configure(given.config(256))
+    model: Any = AutoModelForCausalLM.from_config(config)
+    assert math.isfinite(float(task.loss(model, task.largest_source().read(0, 0, 1)).detach()))
+    with pytest.raises(ValueError, match="context_tokens must be <= 59, .* begin at 5, .* got 60"):
+        opened(tmp_path / "text", 60).configure(given.config(256))
+    own = NamedModel(name="roberta", pretrained=False, overrides=sizes).config(256)
+    assert task.configure(own).pad_token_id == 0, "the tokenizer's, which it cannot do without"
+
+
+def test_a_model_without_a_longest_context(tmp_path: Path) -> None:
+    unlimited = NamedModel(name="xlnet", pretrained=False).config(256)
+    assert unlimited.max_position_embeddings == -1
+    opened(tmp_path / "text", 64).configure(unlimited)
 
 
 def test_a_model_that_sees_what_it_predicts_is_refused(

@@ -29,7 +29,7 @@ class Export(ModelCommand):
 
         console = open_console()
         with console.status("writing the model ..."):
-            export(
+            notice = export(
                 self.load(),
                 self.to,
                 license_id=self.license,
@@ -37,4 +37,6 @@ class Export(ModelCommand):
                 labels=self.labels,
             )
         console.print(f"{self.to}: load it with from_pretrained({str(self.to)!r})", soft_wrap=True)
+        if notice:
+            console.print(notice, soft_wrap=True)
         return 0

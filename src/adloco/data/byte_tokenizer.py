@@ -24,7 +24,7 @@ class ByteTokenizer:
     """
 
     vocab_size = 256
-    end_of_text = 0
+    end_of_text = padding = 0
     unknown: int | None = None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

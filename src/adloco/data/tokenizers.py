@@ -31,6 +31,8 @@ class Tokenizer(Protocol):
     """Number of ids; all ids are below it."""
     end_of_text: int
     """Id that ends each document."""
+    padding: int
+    """Id that fills the texts of a batch up to the longest; may be `end_of_text`."""
     unknown: int | None
     """Id for what the vocabulary lacks; None if the tokenizer has none of its own."""
 

@@ -28,6 +28,11 @@ BARE_VOCABULARIES = {
     "tokenizer.model": "LlamaTokenizer",
 }
 """Vocabulary file -> class of transformers, for a folder without a file that names the class."""
+KEPT = (
+    *("model_max_length", "padding_side", "truncation_side", "clean_up_tokenization_spaces"),
+    *("split_special_tokens", "model_input_names", "chat_template"),
+)
+"""What a tokenizer of transformers has beside its backend and its special tokens."""
 BYTE_LEVEL_SPACE = "\u0120"
 """The space as byte-level tokenizers write it; each character of their vocabulary is a byte."""
 SINGLE_BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -67,6 +72,8 @@ class TransformersTokenizer:
             "use another",
         )
         self.end_of_text: int = ending
+        own = tokenizer.pad_token_id
+        self.padding: int = ending if own is None else own
         # The unknown token of GPT-2 is the one that ends a text.
         unknown = tokenizer.unk_token_id
         self.unknown: int | None = None if unknown == ending else unknown
@@ -167,11 +174,20 @@ def byte_level(tokenizer: Any) -> Any:
 
 
 def without_special_tokens(tokenizer: Any) -> Any:
-    """Change a fast tokenizer so that it adds no special tokens; packed documents have none."""
-    import tokenizers
+    """A fast tokenizer that adds no special tokens, made of this one; packed documents have none.
 
-    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.Sequence([])
-    return tokenizer
+    It is of no class of its own: a BertTokenizer makes its post-processor again when it is loaded.
+    """
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizer.backend_tokenizer
+    backend.post_processor = tokenizers.processors.Sequence([])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **tokenizer.special_tokens_map,
+        **{name: getattr(tokenizer, name) for name in KEPT},
+    )
 
 
 def load_pretrained(name: str) -> TransformersTokenizer:

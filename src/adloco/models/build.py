@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from adloco.algorithms.dropout import mixed_seed, recomputed_alike
@@ -24,7 +25,10 @@ from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.transformers_versions import recompute_activations
-from adloco.models.weights import StoredWeights, find_weights
+from adloco.models.weights import StoredWeights, find_weights, frozen_weights
+
+FROZEN = "frozen.safetensors"
+"""File of frozen parameters beside a configuration, of a run that began with trained weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +60,11 @@ class ModelBuilder:
     @cached_property
     def stored(self) -> StoredWeights:
         """Places of the trained weights on disk; none for a model from scratch."""
-        return (
-            find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
-            if self.weights
-            else StoredWeights()
-        )
+        if self.weights:
+            return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
+        # Where `load_config` has read the configuration; elsewhere there is no such file.
+        file = Path(self.config.name_or_path) / FROZEN
+        return frozen_weights(file, self._empty()) if file.is_file() else StoredWeights()
 
     @property
     def _auto(self) -> Any:
@@ -200,8 +204,14 @@ class ModelBuilder:
         return list(self._empty().parameters())
 
     def save_config(self, folder: Path) -> None:
-        """Write config.json, so that the run's model can be built without the hub."""
+        """Write config.json, so that the run's model can be built without the hub, and the trained
+        values of parameters that transformers freezes, which no checkpoint has.
+        """
         self.config.save_pretrained(folder)
+        if self.weights and not all(each.requires_grad for each in self.parameters):
+            named = self.whole().named_parameters()
+            frozen = {name: each.contiguous() for name, each in named if not each.requires_grad}
+            save_file(frozen, folder / FROZEN)
 
     @staticmethod
     def load_config(folder: Path) -> Any:

@@ -2,10 +2,13 @@
 another way.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+from adloco.errors import require
 
 
 def recompute_activations(model: Any, options: dict[str, Any]) -> None:
@@ -35,6 +38,48 @@ def known_changes() -> tuple[type, ...]:
     names = ("WeightRenaming", "PrefixChange", "WeightConverter")
     return tuple(
         getattr(core_model_loading, name) for name in names if hasattr(core_model_loading, name)
+    )
+
+
+POSITIONS_AFTER_PADDING = (
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert"),
+    *("data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+)
+"""Types of models that count positions from the id after their padding's, which they must have."""
+
+
+def longest_context(config: Any) -> float:
+    """Most tokens that a model sees at once; infinite if its configuration has no limit."""
+    longest: int = getattr(config, "max_position_embeddings", None) or 0
+    # An xlnet has -1.
+    return longest - _first_position(config) if longest > 0 else math.inf
+
+
+def _first_position(config: Any) -> int:
+    """The position of a sample's first token."""
+    model_type = getattr(config, "model_type", "")
+    if model_type == "mpnet":  # In its code, the id of padding is 1 whatever the configuration's.
+        return 2
+    return config.pad_token_id + 1 if model_type in POSITIONS_AFTER_PADDING else 0
+
+
+def check_context(config: Any, most: int, found: str) -> None:
+    """Raise ValueError if a model does not see this many tokens at once.
+
+    Args:
+        config: The model's configuration.
+        most: Tokens of the longest sample.
+        found: The end of the message, which says what was found.
+    """
+    longest, first = longest_context(config), _first_position(config)
+    advice = (
+        f" (whose positions begin at {first}, after the id of its padding; give it more in "
+        "model.overrides, as max_position_embeddings, or another pad_token_id)"
+    )
+    require(
+        most <= longest,
+        f"data.context_tokens must be <= {longest}, the longest context of the model"
+        f"{advice if first else ''}, {found}",
     )
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,6 +138,12 @@ def find_weights(
         if reason
         else StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
     )
+
+
+def frozen_weights(file: Path, model: nn.Module) -> StoredWeights:
+    """Places of a model's frozen parameters in a file that has them by name; the rest is drawn."""
+    places = {name: (str(file), name) for name, _ in _sizes(str(file))}
+    return StoredWeights(places=places, new=frozenset(model.state_dict().keys() - places.keys()))
 
 
 def _files(name: str, config: Any) -> list[str]:

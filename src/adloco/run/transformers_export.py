@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from adloco.config.recipe_text import to_toml
+from adloco.data.transformers_tokenizer import PROBE
 from adloco.errors import require
 from adloco.metrics import validation
+from adloco.models.transformers_versions import longest_context
 from adloco.run.records import Records
 from adloco.run.round_numbers import SUMMARY, summarise
 from adloco.run.trained import Trained
+
+NO_LIMIT = 1 << 24
+"""More tokens than a text has that is tokenised here."""
 
 
 def export(
@@ -26,7 +31,7 @@ def export(
     license_id: str = "unknown",
     languages: Sequence[str] = (),
     labels: Sequence[str] = (),
-) -> None:
+) -> str:
     """Write the model's folder atomically.
 
     Args:
@@ -36,6 +41,9 @@ def export(
         languages: The languages that the card states, as ISO 639 codes; none if empty.
         labels: Names of a classifier's classes, in the order of their numbers; if empty, they are
             called LABEL_0, LABEL_1 and so on.
+
+    Returns:
+        A sentence about the tokenizer if AutoTokenizer does not load it as it is, empty if it does.
 
     Raises:
         ValueError: The folder exists already, transformers cannot load such a model, or the labels
@@ -60,6 +68,8 @@ def export(
         model: Any = trained.model
         packed, end = trained.stored.recipe.task.packed, trained.stored.tokenizer.end_of_text
         tokenizer = trained.stored.tokenizer.to_transformers(whole=not packed)
+        if not packed:
+            tokenizer.padding_side = "right"
         # A classifier was trained with its configuration's, and reads off where padding begins.
         own = None if packed else getattr(model.config, "pad_token_id", None)
         if own is not None and own < len(tokenizer):
@@ -76,18 +86,48 @@ def export(
         if generation:
             generation.pad_token_id = end
         model.save_pretrained(temporary)
-        tokenizer.model_max_length = min(
-            tokenizer.model_max_length,
-            getattr(model.config, "max_position_embeddings", tokenizer.model_max_length),
-        )
+        longest = longest_context(model.config)
+        if not source.weights:  # It has never seen a later position.
+            longest = min(longest, trained.stored.recipe.data.context_tokens)
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
         tokenizer.save_pretrained(temporary)
+        notice = _other_tokenizer(trained, temporary)
         card = temporary / "README.md"
-        card.write_text(_card(trained, license_id, languages))
+        card.write_text(_card(trained, license_id, languages, notice))
         for file in temporary.iterdir():  # safetensors lets only the owner read its files.
             file.chmod(card.stat().st_mode)
         temporary.rename(folder)
     finally:
         shutil.rmtree(outside, ignore_errors=True)
+    return notice
+
+
+def _other_tokenizer(trained: Trained, folder: Path) -> str:
+    """A sentence if AutoTokenizer loads another tokenizer from a folder than the run's.
+
+    For some types of models, qwen2 for instance, it takes that of the type, whatever was saved.
+    """
+    import transformers
+
+    recipe, own = trained.stored.recipe, trained.stored.tokenizer
+    # A recipe has numbers and punctuation, in which tokenizers differ too.
+    texts = [PROBE, to_toml(recipe)]
+    expected = own.encode(texts) if recipe.task.packed else own.encode_whole(texts, NO_LIMIT)
+
+    def is_own(name: str) -> bool:
+        try:
+            loaded = getattr(transformers, name).from_pretrained(folder, trust_remote_code=False)
+            return bool(loaded(texts, verbose=False)["input_ids"] == expected)
+        except Exception:  # Files that another class wrote, in any of its ways.
+            return False
+
+    if is_own("AutoTokenizer"):
+        return ""
+    found = f"AutoTokenizer gives other token ids for a {type(trained.model).__name__}"
+    plain = "PreTrainedTokenizerFast"
+    if is_own(plain):
+        return f"{found}: use {plain}.from_pretrained(FOLDER), also as the tokenizer of pipeline."
+    return f"{found}, and so does {plain}: use adloco.load(RUN).tokenizer."
 
 
 def _name_classes(trained: Trained, labels: Sequence[str]) -> None:
@@ -108,7 +148,7 @@ def _name_classes(trained: Trained, labels: Sequence[str]) -> None:
     config.label2id = {label: number for number, label in enumerate(labels)}
 
 
-def _card(trained: Trained, license_id: str, languages: Sequence[str]) -> str:
+def _card(trained: Trained, license_id: str, languages: Sequence[str], notice: str) -> str:
     """The model card."""
     recipe = trained.stored.recipe
     results = "\n".join(f"| {name} | {value} |" for name, value in _results(trained))
@@ -125,7 +165,9 @@ license: {json.dumps(license_id)}
 
 Trained with adloco {metadata.version("adloco")}: trainer {trained.trainer} at checkpoint
 `{trained.stored.checkpoint.name}` of a run of the recipe `{recipe.run.name}`.
+It was trained on at most {recipe.data.context_tokens} tokens at a time.
 Load it with `{recipe.task.head}.from_pretrained(FOLDER)`.
+{notice}
 
 ## Results
 

@@ -27,6 +27,7 @@ from adloco.data.token_store import SPLITS
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
+from adloco.models.transformers_versions import check_context
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.task import TaskData
 
@@ -89,7 +90,7 @@ class Classification:
         self._train = train
         self._validation = validation
         self._evaluated = evaluated
-        self._pad = tokenizer.end_of_text
+        self._pad = tokenizer.padding
         self._skipped = skipped
         self._trains = trains
         self._num_texts = len(train) + len(validation)
@@ -109,13 +110,11 @@ class Classification:
         return "; ".join(filter(None, [left_out(self._skipped, rows), *said[:1]]))
 
     def configure(self, config: Any) -> Any:
-        longest = getattr(config, "max_position_embeddings", math.inf)
+        if config.pad_token_id is None:
+            config.pad_token_id = self._pad
+        self._pad = config.pad_token_id
         most = int(max(np.diff(self._train.starts).max(), np.diff(self._validation.starts).max()))
-        require(
-            most <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model, where "
-            f"texts have {most} tokens",
-        )
+        check_context(config, most, f"where texts have {most} tokens")
         classes = max(self._train.num_classes, self._validation.num_classes)
         require(
             self._trains or classes <= config.num_labels,
@@ -124,9 +123,6 @@ class Classification:
         )
         if self._trains:
             config.num_labels = classes
-        if config.pad_token_id is None:
-            config.pad_token_id = self._pad
-        self._pad = config.pad_token_id
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:

@@ -19,7 +19,11 @@ from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.errors import require
-from adloco.models.transformers_versions import without_mask
+from adloco.models.transformers_versions import (
+    POSITIONS_AFTER_PADDING,
+    check_context,
+    without_mask,
+)
 from adloco.tasks.task import TaskData
 
 EVALUATION_WINDOWS_AT_ONCE = 32
@@ -72,12 +76,11 @@ class LanguageModel:
         return self._cache.skipped()
 
     def configure(self, config: Any) -> Any:
-        longest = getattr(config, "max_position_embeddings", self._data.context_tokens)
-        require(
-            self._data.context_tokens <= longest,
-            f"data.context_tokens must be <= {longest}, the longest context of the model, got "
-            f"{self._data.context_tokens}",
-        )
+        model_type = getattr(config, "model_type", "")
+        if model_type in POSITIONS_AFTER_PADDING and config.pad_token_id is None:
+            config.pad_token_id = self.tokenizer.padding
+        tokens = self._data.context_tokens
+        check_context(config, tokens, f"got {tokens}")
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
@@ -258,7 +261,9 @@ def generate(
         seen = ids[-1:] if options.get("past_key_values") is not None else ids[-context_tokens:]
         output = model(input_ids=torch.tensor([seen], device=device), **options)
         if options["use_cache"]:
-            options["past_key_values"] = output.past_key_values
+            # A recurrent_gemma takes a cache and returns none.
+            cache = getattr(output, "past_key_values", None)
+            options = {"use_cache": cache is not None, "past_key_values": cache}
         logits = output.logits[0, -1, :vocab_size].float().cpu()
         token = (
             int(logits.argmax())

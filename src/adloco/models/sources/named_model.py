@@ -9,6 +9,9 @@ from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import MOST_LAYERS, Builder
 
+ALWAYS_WITH_PADDING = ("modernbert", "modernbert-decoder", "xlm", "flaubert")
+"""Types whose code fails without an id of padding, which from scratch is then their default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
@@ -80,7 +83,12 @@ class NamedModel:
                 "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
                 f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
             )
-        sizes = ({"vocab_size": vocab_size} if from_type else {}) | dict(self.overrides)
+        sizes: dict[str, Any] = {"vocab_size": vocab_size} if from_type else {}
+        if not self.pretrained and default.model_type not in ALWAYS_WITH_PADDING:
+            # The id is of another tokenizer, and its row would never be trained. The task sets its
+            # own where it pads.
+            sizes["pad_token_id"] = None
+        sizes |= self.overrides
         try:
             # Built again, not changed: some values are computed from others (a head's width, for
             # instance) and must be computed from the new ones.
