@@ -63,8 +63,10 @@ class ModelBuilder:
         if self.weights:
             return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
         # Where `load_config` has read the configuration; elsewhere there is no such file.
-        file = Path(self.config.name_or_path) / FROZEN
-        return frozen_weights(file, self._empty()) if file.is_file() else StoredWeights()
+        folder = self.config.name_or_path
+        file = Path(folder) / FROZEN
+        known = folder and file.is_file()
+        return frozen_weights(file, self._empty()) if known else StoredWeights()
 
     @property
     def _auto(self) -> Any:
