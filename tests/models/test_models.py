@@ -17,14 +17,15 @@ from transformers.utils import import_utils
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
+from adloco.models.attention import FULLY_CAUSAL, attends_to_all
 from adloco.models.build import ModelBuilder
 from adloco.models.source import Head, ModelOptions
 from adloco.models.sources.llama import LlamaShape
 from adloco.models.sources.named_model import NamedModel
-from adloco.models.transformers_versions import FULLY_CAUSAL, attends_to_all
 from adloco.tasks.language_model import cross_entropy, next_token_loss
 from tests.problems import build_llama, cases, tokens
 
+ROOT = Path(__file__).parents[2]
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64)
 
 
@@ -284,6 +285,7 @@ SIZES_OF_LIBRARY = {
 @pytest.mark.parametrize("family", FULLY_CAUSAL)
 def test_passes_of_other_families_do_without_a_mask(family: str) -> None:
     """The same numbers, and nothing is read back."""
+    assert f"`{family}`" in (ROOT / "docs" / "data-and-models.md").read_text()
     config = AutoConfig.for_model(family, **SIZES_OF_LIBRARY)
     config.vocab_size = 64
     model = builder(config).whole()

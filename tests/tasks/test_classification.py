@@ -16,11 +16,12 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.byte_tokenizer import ByteTokenizer
 from adloco.data.data_settings import DataSettings
+from adloco.data.labelled_texts import read_texts
 from adloco.models.build import ModelBuilder
 from adloco.models.source import ModelOptions
 from adloco.models.sources.named_model import NamedModel
 from adloco.run.training_run import TrainingRun
-from adloco.tasks.classification import Classification, read_texts
+from adloco.tasks.classification import Classification
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.task import EvaluationSettings, TaskData
 

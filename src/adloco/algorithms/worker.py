@@ -51,7 +51,7 @@ from adloco.distributed.device import (
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError, require
+from adloco.errors import NonFiniteLossError
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -347,15 +347,7 @@ class Worker:
             self._own_dropout(offset),
             autocast(self._settings.device, self._settings.execution.autocast),
         ):
-            mean = self._loss_fn(self.engine.forward, batch)
-            is_tensor = isinstance(mean, Tensor)
-            kind = f"a tensor of shape {[*mean.shape]}" if is_tensor else type(mean).__name__
-            require(
-                is_tensor and mean.requires_grad and mean.numel() == 1,
-                "loss_fn must return the mean loss of a batch: a tensor of one number from which "
-                f"gradients can be computed, and not .item() or a model's whole output; got {kind}",
-            )
-            loss: Tensor = mean * share
+            loss = _mean_loss(self._loss_fn(self.engine.forward, batch)) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -435,3 +427,15 @@ class Worker:
         if state["params"]:
             copy_all(state["params"], self.replica.params)
             copy_all(state["buffers"], self.replica.buffers)
+
+
+def _mean_loss(found: Any) -> Tensor:
+    """What a loss function has returned; ValueError unless gradients can be computed from it."""
+    if isinstance(found, Tensor) and found.requires_grad and found.numel() == 1:
+        return found
+    is_tensor = isinstance(found, Tensor)
+    kind = f"a tensor of shape {[*found.shape]}" if is_tensor else type(found).__name__
+    raise ValueError(
+        "loss_fn must return the mean loss of a batch: a tensor of one number from which gradients "
+        f"can be computed, and not .item() or a model's whole output; got {kind}"
+    )

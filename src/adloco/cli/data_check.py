@@ -71,9 +71,9 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
 
 def check_labelled(data: "DataSettings", task: "ClassificationSettings", console: Console) -> None:
     """Show the data of a classifier: labelled texts, which are not packed."""
+    from adloco.data.labelled_texts import read_texts
     from adloco.data.rows import read_rows
     from adloco.data.tokenizers import make_tokenizer
-    from adloco.tasks.classification import read_texts
 
     label, column = task.label_column, data.text_column
     rows = read_rows(data, "train", {column: str, label: int})

@@ -202,10 +202,11 @@ class Rows:
                 f"{MOST_CLASSES - 1:,}, got {value if abs(value) < 2**63 else 'a larger one'}",
                 advice="name a column that does",
             )
-        return _half_pair(value) if isinstance(value, str) else None
+        return half_pair(value) if isinstance(value, str) else None
 
 
-def _half_pair(text: str) -> BadRow | None:
+def half_pair(text: str) -> BadRow | None:
+    """The defect of a text that holds half a surrogate pair; None if it holds none."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -16,6 +16,7 @@ from adloco.data.transformers_tokenizer import PROBE
 LEAST_LOSS = 1e-3
 """Part of the texts' bytes up to which a loss is ignored."""
 TOKENS_AT_ONCE = 1 << 24
+"""Tokens that are counted together."""
 WINDOWS_AT_ONCE = 1024
 """Windows whose tokens are in memory together while their bytes are counted."""
 

@@ -127,13 +127,13 @@ class TokenCache:
         # The cache may have been made from a source with equal text but other bad rows.
         counts = state.skipped if self._skipped is None else self._skipped
         rows = left_out(counts, state.documents + sum(counts.values()))
-        lost = (
-            f"the tokenizer drops or changes characters: its tokens differ by {self.lost:,} bytes "
-            "from the text that is held out, so bits per byte are not known"
+        lost = self.lost()
+        said = (
+            f"the tokenizer drops or changes characters: its tokens differ by {lost:,} bytes from "
+            "the text that is held out, so bits per byte are not known"
         )
-        return "; ".join(filter(None, [rows, lost if self.lost else ""]))
+        return "; ".join(filter(None, [rows, said if lost else ""]))
 
-    @property
     def lost(self) -> int:
         """Bytes of the texts to validate on that their tokens do not stand for."""
         state = self.store.state

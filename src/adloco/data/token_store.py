@@ -209,13 +209,13 @@ class TokenStore:
                 getattr(state, split) * np.dtype(state.dtype).itemsize,
                 arrays[split].tobytes(),
             )
-        digest, num_bytes = hashlib.sha256(bytes.fromhex(state.digest)), dict.fromkeys(SPLITS, 0)
+        digest, num_bytes = hashlib.sha256(bytes.fromhex(state.digest)), 0
         for split in SPLITS:
             for text in chunk.texts[split]:
                 # With the lengths, no two different lists of documents give the same bytes.
                 content = text.encode("utf-8")
                 digest.update(split.encode() + len(content).to_bytes(8, "little") + content)
-                num_bytes[split] += len(content)
+                num_bytes += len(content) if split == "validation" else 0
         name = digest.digest()[:DIGEST_BYTES]
         train, validation = (getattr(state, split) + len(arrays[split]) for split in SPLITS)
         sums = [_digest(arrays[split]) for split in SPLITS]
@@ -229,7 +229,7 @@ class TokenStore:
             state,
             train=train,
             validation=validation,
-            validation_bytes=state.validation_bytes + num_bytes["validation"],
+            validation_bytes=state.validation_bytes + num_bytes,
             validation_documents=state.validation_documents + len(chunk.texts["validation"]),
             chunks=state.chunks + 1,
             digest=name.hex(),

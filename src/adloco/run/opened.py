@@ -10,9 +10,9 @@ from adloco.algorithms.method import Problem, Source
 from adloco.algorithms.optimizers import OuterMean, OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.placement import Placement
+from adloco.models.attention import attends_to_all
 from adloco.models.build import ModelBuilder
 from adloco.models.source import Builder, num_bytes
-from adloco.models.transformers_versions import attends_to_all
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
 from adloco.tasks.language_model import LanguageModel
 from adloco.tasks.problem_task import ProblemTask

@@ -17,6 +17,7 @@ from torch import nn
 from adloco.algorithms.method import Problem
 from adloco.algorithms.model_state import copy_all, state_buffers
 from adloco.algorithms.state_parts import trainer_part, worker_part, workers_of
+from adloco.data.rows import half_pair
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.errors import require
 from adloco.metrics import Record
@@ -194,10 +195,7 @@ def continued(
     recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer
     max_tokens, seed = _whole("tokens", max_tokens), _whole("seed", seed)
     require(isinstance(temperature, Real), f"temperature must be a number, got {temperature!r}")
-    require(
-        not any("\ud800" <= letter <= "\udfff" for letter in prompt),
-        "the prompt holds bytes that are no UTF-8 text, or half a surrogate pair",
-    )
+    require(not half_pair(prompt), "the prompt holds bytes that are no UTF-8 text")
     require(
         max_tokens > 0 and (temperature == 0 or COLDEST <= temperature < math.inf),
         f"tokens must be > 0 and temperature 0 or >= {COLDEST} and finite, got {max_tokens} and "

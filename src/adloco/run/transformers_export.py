@@ -15,7 +15,7 @@ from adloco.config.recipe_text import to_toml
 from adloco.data.transformers_tokenizer import PROBE
 from adloco.errors import require
 from adloco.metrics import validation
-from adloco.models.transformers_versions import longest_context
+from adloco.models.attention import longest_context
 from adloco.run.records import Records
 from adloco.run.round_numbers import SUMMARY, summarise
 from adloco.run.trained import Trained

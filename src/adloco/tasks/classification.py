@@ -8,9 +8,7 @@ enters neither the loss nor a gradient.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,15 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
-from adloco.data.data_file import Row
-from adloco.data.data_settings import DataSettings
-from adloco.data.rows import Position, Split, left_out, open_rows, stages
+from adloco.data.labelled_texts import (
+    TEXTS_AT_ONCE,
+    LabelledSource,
+    LabelledTexts,
+    read_texts,
+)
+from adloco.data.rows import Split, left_out
 from adloco.data.sources import StreamOrder
 from adloco.data.token_store import SPLITS
 from adloco.data.tokenizers import Tokenizer, make_tokenizer
 from adloco.distributed.device import to_device
 from adloco.errors import require
-from adloco.models.transformers_versions import check_context
+from adloco.models.attention import check_context
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.task import TaskData
 
@@ -75,8 +77,8 @@ class Classification:
 
     def __init__(
         self,
-        train: "LabelledTexts",
-        validation: "LabelledTexts",
+        train: LabelledTexts,
+        validation: LabelledTexts,
         evaluated: NDArray[np.int64],
         tokenizer: Tokenizer,
         skipped: Counter[str],
@@ -176,158 +178,3 @@ def _logits(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
     ).logits.float()
     return logits
-
-
-TEXTS_AT_ONCE = 64
-"""Texts that are tokenised together."""
-
-
-class LabelledSource:
-    """Batches of labelled texts, by stream and position.
-
-    Args:
-        texts: The texts.
-        pad: Token id that fills shorter texts.
-        num_streams: Number of streams.
-        numbers: (stream, position, count) -> the numbers of the texts there.
-    """
-
-    def __init__(
-        self,
-        texts: "LabelledTexts",
-        pad: int,
-        num_streams: int,
-        numbers: Callable[[int, int, int], NDArray[np.int64]],
-    ) -> None:
-        self.num_streams = num_streams
-        self._texts, self._pad, self._numbers = texts, pad, numbers
-
-    def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
-        return self._texts.batch(self._numbers(stream, position, count), self._pad)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledTexts:
-    """Texts as token ids, with their labels."""
-
-    ids: NDArray[np.int32]
-    """Token ids of all texts, one text after another."""
-    starts: NDArray[np.int64]
-    """Index in `ids` at which each text begins, and at last the length of `ids`: [texts + 1]."""
-    labels: NDArray[np.int64]
-    """The class of each text, from 0: [texts]."""
-    digest: str
-    """Equal for equal texts and labels, whatever the tokenizer."""
-
-    @property
-    def num_classes(self) -> int:
-        """One more than the largest label."""
-        return int(self.labels.max()) + 1
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def balanced(self, per_class: int, classes: int) -> NDArray[np.int64]:
-        """The numbers of the first texts of each class, in ascending order.
-
-        Args:
-            per_class: Texts to take of each class; 0: all texts.
-            classes: Number of classes that must be there, even if no text here has the last ones.
-
-        Raises:
-            ValueError: A class has fewer texts than `per_class`.
-        """
-        each = [
-            np.flatnonzero(self.labels == label) for label in range(max(classes, self.num_classes))
-        ]
-        if per_class == 0:
-            return np.arange(len(self))
-        for label, numbers in enumerate(each):
-            advice = (
-                "lower it (0: all there are), or hold out more with data.validation_samples or "
-                "data.validation_split"
-            )
-            require(
-                len(numbers) >= per_class,
-                f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} "
-                f"texts; {advice}",
-            )
-        return np.sort(np.concatenate([numbers[:per_class] for numbers in each]))
-
-    def batch(self, numbers: NDArray[np.int64], pad: int) -> dict[str, Tensor]:
-        """The texts of these numbers, padded to the longest of them.
-
-        Returns:
-            input_ids and attention_mask, int64 [samples, longest], and labels, int64 [samples].
-        """
-        texts = [self.ids[self.starts[number] : self.starts[number + 1]] for number in numbers]
-        longest = max(map(len, texts))
-        ids, mask = (
-            torch.full((len(texts), longest), pad),
-            torch.zeros(len(texts), longest, dtype=torch.int64),
-        )
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
-            mask[row, : len(text)] = 1
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "labels": torch.from_numpy(self.labels[numbers]),
-        }
-
-
-@dataclass(kw_only=True)
-class _Reading:
-    """What was read so far of a split."""
-
-    ids: list[NDArray[np.int32]] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    digest: Any = field(default_factory=hashlib.sha256)
-
-
-def read_texts(
-    data: DataSettings,
-    label_column: str,
-    tokenizer: Tokenizer,
-    splits: Sequence[Split] = SPLITS,
-) -> tuple[dict[Split, LabelledTexts], Counter[str]]:
-    """The texts of these splits, each cut at data.context_tokens tokens, and the number of rows
-    that were left out, by reason.
-
-    Rows are read once: a function of the user's own could give others the next time, and what is
-    held out would be trained on.
-
-    Raises:
-        ValueError: A row is bad while data.bad_rows is "error", or a split has no text.
-    """
-    found: dict[Split, _Reading] = {"train": _Reading(), "validation": _Reading()}
-    skipped: Counter[str] = Counter()
-    for stage in stages(data):
-        rows = open_rows(data, stage, {data.text_column: str, label_column: int}, Position())
-        for chunk in _chunks(((at, row) for at, row in rows if row is not None), TEXTS_AT_ONCE):
-            texts = [row[data.text_column] for _, row in chunk]
-            encoded = tokenizer.encode_whole(texts, data.context_tokens)
-            for (at, row), text, ids in zip(chunk, texts, encoded, strict=True):
-                reading, label = found[stage.split_of(at)], row[label_column]
-                reading.ids.append(np.array(ids, dtype=np.int32))
-                reading.labels.append(label)
-                reading.digest.update(f"{label} {len(text)} {text}".encode())
-        skipped += rows.position.skipped
-    for split in splits:
-        labelled = bool(found[split].labels)
-        require(labelled, f"{data.source} has no labelled text to use for {split}")
-    return {
-        split: LabelledTexts(
-            ids=np.concatenate(found[split].ids),
-            starts=np.cumsum([0, *map(len, found[split].ids)]),
-            labels=np.array(found[split].labels),
-            digest=found[split].digest.hexdigest()[:24],
-        )
-        for split in splits
-    }, skipped
-
-
-def _chunks(rows: Iterable[tuple[int, Row]], size: int) -> Iterator[list[tuple[int, Row]]]:
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, size)):
-        yield chunk

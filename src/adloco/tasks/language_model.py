@@ -19,7 +19,7 @@ from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.errors import require
-from adloco.models.transformers_versions import (
+from adloco.models.attention import (
     POSITIONS_AFTER_PADDING,
     check_context,
     without_mask,
@@ -142,7 +142,7 @@ class LanguageModel:
     def _window_bytes(self) -> NDArray[np.float64]:
         """Bytes of text that the predicted tokens of each evaluated window stand for."""
         known = predicted_bytes(self.tokenizer, self._validation, self._windows)
-        return np.full_like(known, np.nan) if self._cache.lost else known
+        return np.full_like(known, np.nan) if self._cache.lost() else known
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
