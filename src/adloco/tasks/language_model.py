@@ -33,6 +33,8 @@ LEAK = 1e-6
 """`validate_model` refuses a model whose earlier logits change by more than this, relative to the
 largest logit, when the last token changes.
 """
+KEY_VALUE_CACHE = ("cache", "past_key_values")
+"""Name of a model's key-value cache in transformers, from 5.24 on and before."""
 
 
 def open_language_model(given: TaskData) -> "LanguageModel":
@@ -253,17 +255,18 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
     # A plain module has no key-value cache, and some models of transformers have none.
-    has_cache = "past_key_values" in inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"use_cache": has_cache}
+    given = inspect.signature(model.forward).parameters
+    held = next((name for name in KEY_VALUE_CACHE if name in given), "")
+    options: dict[str, Any] = {"use_cache": bool(held)}
     for _ in range(max_tokens):
         if len(ids) > context_tokens:  # The window slides now, which invalidates the cache.
             options = {"use_cache": False}
-        seen = ids[-1:] if options.get("past_key_values") is not None else ids[-context_tokens:]
+        seen = ids[-1:] if options.get(held) is not None else ids[-context_tokens:]
         output = model(input_ids=torch.tensor([seen], device=device), **options)
         if options["use_cache"]:
             # A recurrent_gemma takes a cache and returns none.
-            cache = getattr(output, "past_key_values", None)
-            options = {"use_cache": cache is not None, "past_key_values": cache}
+            cache = getattr(output, held, None)
+            options = {"use_cache": cache is not None, held: cache}
         logits = output.logits[0, -1, :vocab_size].float().cpu()
         token = (
             int(logits.argmax())
