@@ -2,6 +2,7 @@
 
 import json
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 
 from adloco import TensorSource
 from adloco.data.data_settings import DataSettings
-from adloco.data.feeds import load_corpus
 from adloco.data.files import cache_folder
 from adloco.data.sources import StreamOrder, TokenSource
 from adloco.data.token_cache import open_cache
+from tests.data.reading import read_all
 
 
 def test_an_epoch_has_every_sample_once() -> None:
@@ -57,8 +58,8 @@ def test_tensor_source() -> None:
 
 
 def test_the_default_corpus_is_the_standard_library() -> None:
-    corpus = load_corpus(DataSettings())
-    assert corpus == load_corpus(DataSettings())
+    corpus = read_all(DataSettings())
+    assert corpus == read_all(DataSettings())
     documents = [*corpus.train, *corpus.validation]
     assert len(documents) == len(set(documents)) > 300
     assert (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_text() in documents
@@ -73,9 +74,9 @@ def test_corpora_from_files(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(
         '{"text": "row one\\u2028same row"}\n\n{"text": "row two"}\n'
     )
-    corpus = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.25))
-    assert corpus.train == ("bravo", "row one\u2028same row", "row two")
-    assert corpus.validation == ("alpha " * 10,)
+    corpus = read_all(DataSettings(path=str(tmp_path), validation_fraction=0.25))
+    assert corpus.train == ["bravo", "row one\u2028same row", "row two"]
+    assert corpus.validation == ["alpha " * 10]
 
 
 def test_links_are_followed_and_notes_of_other_programs_left_out(tmp_path: Path) -> None:
@@ -93,36 +94,38 @@ def test_links_are_followed_and_notes_of_other_programs_left_out(tmp_path: Path)
     (folder / "z").mkdir()
     (folder / "z" / "d.txt").write_text("delta")
     (folder / "b").symlink_to(folder / "z")
-    corpus = load_corpus(settings)
+    corpus = read_all(settings)
     assert sorted(corpus.train + corpus.validation) == ["alpha", "charlie", "delta"]
     (folder / "gone.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"gone\.txt is gone"):
-        load_corpus(settings)
+        read_all(settings)
 
 
 def test_few_texts_keep_the_share_too(tmp_path: Path) -> None:
     """0.4 of 5 texts are two; 0.3 of 3 texts are none, so the end of each is held out."""
     for name in "abcde":
         (tmp_path / f"{name}.txt").write_text(name * 10)
-    five = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.4))
+    five = read_all(DataSettings(path=str(tmp_path), validation_fraction=0.4))
     assert [text[0] for text in five.validation] == ["c", "e"]
     for name in "de":
         (tmp_path / f"{name}.txt").unlink()
-    three = load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.3))
-    assert three.validation == ("aaa", "bbb", "ccc") and three.train[0] == "a" * 7
+    three = read_all(DataSettings(path=str(tmp_path), validation_fraction=0.3))
+    assert three.validation == ["aaa", "bbb", "ccc"] and three.train[0] == "a" * 7
     (tmp_path / "f.txt").write_text(" ")
     settings = DataSettings(
-        path=str(tmp_path), validation_fraction=0.3, cache=str(tmp_path / "c"), bad_rows="skip"
+        path=str(tmp_path), validation_fraction=0.3, cache=str(tmp_path / ".c"), bad_rows="skip"
     )
     cache = open_cache(settings)
     assert (cache.store.state.documents, cache.store.state.rows) == (3, 4)
     assert cache.skipped().startswith("1 of 4 rows were left out")
+    with pytest.raises(ValueError, match="would be read as text; use another folder"):
+        open_cache(replace(settings, cache=str(tmp_path / "c")))
 
 
 def test_a_single_text_keeps_its_tail_for_validation(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("0123456789" * 10)
-    corpus = load_corpus(DataSettings(path=str(tmp_path / "one.txt"), validation_fraction=0.1))
-    assert (corpus.train, corpus.validation) == (("0123456789" * 9,), ("0123456789",))
+    corpus = read_all(DataSettings(path=str(tmp_path / "one.txt"), validation_fraction=0.1))
+    assert (corpus.train, corpus.validation) == (["0123456789" * 9], ["0123456789"])
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -131,14 +134,14 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(
         pyarrow.table({"body": ["uno", "dos", "tres"], "n": [1, 2, 3]}), tmp_path / "rows.parquet"
     )
-    corpus = load_corpus(
+    corpus = read_all(
         DataSettings(path=str(tmp_path), text_column="body", validation_fraction=0.34)
     )
-    assert (*corpus.train, *corpus.validation) == ("uno", "dos", "tres")
+    assert [*corpus.train, *corpus.validation] == ["uno", "dos", "tres"]
     with pytest.raises(
         ValueError, match=r"has no column 'text'; set data.text_column to one of \['body', 'n'\]"
     ):
-        load_corpus(DataSettings(path=str(tmp_path), validation_fraction=0.34))
+        read_all(DataSettings(path=str(tmp_path), validation_fraction=0.34))
 
 
 @pytest.mark.parametrize(
@@ -169,10 +172,10 @@ def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: 
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_corpus(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
+        read_all(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
 
 
-def test_cache_is_written_once_and_keyed_by_content_and_tokenizer(tmp_path: Path) -> None:
+def test_cache_is_written_once_and_keyed_by_source_and_tokenizer(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("hello world " * 100)
     data = DataSettings(path=str(text), validation_fraction=0.1, cache=str(tmp_path / "cache"))

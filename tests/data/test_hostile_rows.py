@@ -9,8 +9,8 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 
 from adloco.data.data_settings import DataSettings
-from adloco.data.feeds import load_corpus
 from adloco.data.rows import read_rows
+from tests.data.reading import read_all
 from tests.fuzzing import BITS, cheap_and, flip, fuzz
 
 PLAIN = st.one_of(
@@ -52,7 +52,7 @@ def read_or_refused(file: Path) -> tuple[int, int] | None:
     for bad_rows in ("error", "skip"):
         data = DataSettings(path=str(file), bad_rows=bad_rows)
         try:
-            corpus = load_corpus(data)
+            corpus = read_all(data)
             texts = len(corpus.train) + len(corpus.validation)
             found.append((texts, sum(corpus.skipped.values())))
         except ValueError as error:

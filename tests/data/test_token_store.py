@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from adloco.data import token_cache as caches
+from adloco.data import rows
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import ROWS_AT_ONCE
 from adloco.data.sources import StreamSource
@@ -64,12 +64,7 @@ def test_tokens_are_those_of_the_rows(words: list[str], folder: Path, tmp_path: 
     assert cache.validation.tolist() == packed(words[:VALIDATION])
     assert cache.train.tolist() == packed(words[VALIDATION:])
     meta = json.loads((cache.folder / "meta.json").read_text())
-    assert (meta["rows"], meta["documents"], meta["complete"], meta["skipped"]) == (
-        ROWS,
-        ROWS,
-        True,
-        {},
-    )
+    assert (meta["rows"], meta["complete"], meta["skipped"]) == (ROWS, True, {})
     every = open_cache(
         DataSettings(dataset=str(folder), validation_fraction=0.1, cache=str(tmp_path))
     )
@@ -203,7 +198,7 @@ def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) 
 def test_a_prepared_dataset_of_the_hub_needs_no_hub(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "local_fingerprint", lambda dataset: "")
+    monkeypatch.setattr(rows, "local_fingerprint", lambda dataset: "")
     copy = shutil.copytree(folder, tmp_path / "copy")
     train = open_cache(settings(copy, tmp_path / "cache")).train
     shutil.rmtree(copy)

@@ -1,12 +1,13 @@
 """The tokenizer `bytes`: each byte of the UTF-8 text is a token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adloco.data.text_pieces import equal_pieces
 from adloco.data.transformers_tokenizer import END_OF_TEXT, byte_level, without_special_tokens
 
 BYTES = "bytes.json"
@@ -29,6 +30,9 @@ class ByteTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode("utf-8")) for text in texts]
+
+    def pieces(self, text: str) -> Iterator[str]:
+        return equal_pieces(text)
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         return [[self.end_of_text, *ids][:max_tokens] for ids in self.encode(texts)]

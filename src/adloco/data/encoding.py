@@ -4,11 +4,11 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adloco.data.rows import Split
+from adloco.data.text_pieces import PIECE
 from adloco.data.tokenizers import Tokenizer, load_tokenizer
 
 Texts = dict[Split, list[str]]
@@ -77,10 +78,22 @@ def encode_chunks(
 def encode(tokenizer: Tokenizer, texts: Texts, dtype: str) -> Arrays:
     """Tokens of texts, each ended by the end-of-text id, in one array per split."""
 
+    end = [tokenizer.end_of_text]
+
+    def ids_of(part: list[str]) -> Iterator[Sequence[int]]:
+        """Ids of consecutive pieces; short texts are encoded at once."""
+        for long, texts in groupby(part, lambda text: len(text) > PIECE):
+            if long:
+                for text in texts:
+                    yield from (tokenizer.encode([piece])[0] for piece in tokenizer.pieces(text))
+                    yield end
+            else:
+                for ids in tokenizer.encode([*texts]):
+                    yield ids
+                    yield end
+
     def packed(part: list[str]) -> NDArray[Any]:
-        encoded = tokenizer.encode(part) if part else []
-        end = (tokenizer.end_of_text,)
-        return np.fromiter(chain.from_iterable(chain(ids, end) for ids in encoded), dtype)
+        return np.fromiter(chain.from_iterable(ids_of(part)), dtype)
 
     return {split: packed(part) for split, part in texts.items()}
 

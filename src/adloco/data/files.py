@@ -3,6 +3,7 @@ like one: the default corpus, which is the source of Python's own standard libra
 of the user's own.
 """
 
+import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -44,10 +45,15 @@ def cache_folder(path: str) -> Path:
 
 
 def data_files(path: Path, text_column: str) -> list[DataFile]:
+    """The files at a path, as `files_at` finds them, each with the reader for its suffix: a file
+    whose suffix has no format is read as text.
+    """
+    return [_data_file(file, text_column) for file in files_at(path)]
+
+
+def files_at(path: Path) -> list[Path]:
     """The file at a path, or all files in a folder and its subfolders, sorted by path. Names that
     begin with a dot are left out: other programs keep their notes there.
-
-    A file whose suffix has no format is read as text.
 
     Raises:
         SourceUnreachableError: The path does not exist.
@@ -68,7 +74,18 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
         f"data.path {str(path)!r} would be read as one text; name it .jsonl if each line is a JSON "
         "object, or .txt if it is a text, or convert it to jsonl or parquet",
     )
-    return [_data_file(file, text_column) for file in files]
+    return files
+
+
+def files_digest(root: Path, files: Iterable[Path]) -> str:
+    """Digest of the names below a folder, the sizes and the times of files."""
+    stats = [
+        (file.relative_to(root).as_posix(), file.stat() if file.exists() else None)
+        for file in sorted(files)
+    ]
+    return hashlib.sha256(
+        repr([(name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats]).encode()
+    ).hexdigest()
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -99,6 +116,7 @@ def _data_file(file: Path, text_column: str) -> DataFile:
     return DataFile(name=str(file), unit=unit, read=read)
 
 
+LIBRARY = Path(sysconfig.get_path("stdlib"))
 NOT_LIBRARY = {
     "test",
     "tests",
@@ -126,16 +144,16 @@ def standard_library(text_column: str) -> DataFile:
 def library_texts() -> Iterator[str]:
     """The texts of the library's files, without empty or repeated ones."""
     seen: set[str] = set()
-    for path in sorted(_files(), key=Path.as_posix):
+    for path in sorted(library_files(), key=Path.as_posix):
         text = path.read_bytes().decode("utf-8", errors="replace")
         if "\ufffd" not in text and text not in seen and text.strip():
             seen.add(text)
             yield text
 
 
-def _files() -> Iterator[Path]:
+def library_files() -> Iterator[Path]:
     """The library's files. Other folders are not searched: packages can have many files."""
-    for folder, inside, names in os.walk(sysconfig.get_path("stdlib")):
+    for folder, inside, names in os.walk(LIBRARY):
         inside[:] = set(inside) - NOT_LIBRARY
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 

@@ -5,9 +5,9 @@ library `datasets` calls the data files of a dataset its shards. They are read o
 their own order, so the number of a row does not depend on where reading began.
 """
 
-import hashlib
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from adloco.data.data_file import (
@@ -20,7 +20,7 @@ from adloco.data.data_file import (
     no_column,
 )
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import expanded
+from adloco.data.files import expanded, files_digest
 from adloco.errors import require
 from adloco.hub_access import hub_asked
 
@@ -75,14 +75,7 @@ def local_fingerprint(dataset: str) -> str:
     root = expanded(dataset)
     if not root.is_dir():
         return ""
-    stats = [
-        (file.relative_to(root).as_posix(), file.stat())
-        for file in sorted(root.rglob("*"))
-        if file.is_file()
-    ]
-    return hashlib.sha256(
-        repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()
-    ).hexdigest()
+    return files_digest(root, filter(Path.is_file, root.rglob("*")))
 
 
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:

@@ -7,6 +7,7 @@ data.validation_split, two splits of the source are read; without one, some rows
 held out.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,17 @@ from typing import Literal
 
 from adloco.data.data_file import BadRow, Columns, DataFile, Row, no_column
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import data_files, expanded, own_rows, standard_library
-from adloco.data.hub import dataset_files
+from adloco.data.files import (
+    LIBRARY,
+    data_files,
+    expanded,
+    files_at,
+    files_digest,
+    library_files,
+    own_rows,
+    standard_library,
+)
+from adloco.data.hub import dataset_files, local_fingerprint
 
 Split = Literal["train", "validation"]
 
@@ -115,6 +125,25 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
     else:
         files = [standard_library(data.text_column)]
     return Rows(files=files, columns=columns, data=data, limit=stage.limit, position=position)
+
+
+def source_digest(data: DataSettings) -> str:
+    """Changes when the source may have changed: from the names, sizes and times of its files; of
+    a function, from its rows, which are all read; empty for a dataset on the hub.
+    """
+    if data.dataset:
+        return local_fingerprint(data.dataset)
+    if data.factory:
+        digest = hashlib.sha256()
+        (stage,) = stages(data)
+        for number, row in open_rows(data, stage, {data.text_column: str}, Position()):
+            text = "" if row is None else row[data.text_column]
+            digest.update(f"{number} {len(text)} {text}".encode())
+        return digest.hexdigest()
+    if data.path:
+        path = expanded(data.path)
+        return files_digest(path if path.is_dir() else path.parent, files_at(path))
+    return files_digest(LIBRARY, library_files())
 
 
 @dataclass(kw_only=True)

@@ -2,35 +2,36 @@
 them.
 
 Tokens are added to a cache when they are first needed. Its folder is named by two digests. The
-first is of the text itself for text in memory (a path, the default corpus); for a dataset it is of
-the settings that select the rows, and of the files of a local one, so that a prepared dataset is
-found without a network. The second is of the tokenizer.
+first is of the settings that select the rows and of the source (`source_digest`), so that a
+prepared text is found without reading it, and a prepared dataset without a network. The second is
+of the tokenizer.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
-from adloco.data.feeds import Corpus, dataset_chunks, load_corpus
-from adloco.data.files import cache_folder
-from adloco.data.hub import local_fingerprint
-from adloco.data.rows import left_out, read_rows
+from adloco.data.feeds import chunks_after, texts_of
+from adloco.data.files import cache_folder, expanded
+from adloco.data.rows import Position, left_out, source_digest, stages
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_bytes import TokenBytes
 from adloco.data.token_store import FORMAT, State, TokenStore
-from adloco.data.tokenizers import Tokenizer, make_tokenizer
+from adloco.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from adloco.errors import require
 
-TEXT_FORMAT = 2
-"""Version of the digests of texts."""
-TOKENIZER_ROWS = 10_000
-"""Rows of a dataset on which bpe:SIZE is trained."""
+KEY_FORMAT = 3
+"""Version of the digests of sources."""
+TOKENIZER_TEXTS = 10_000
+"""Texts on which bpe:SIZE is trained."""
 
 
 class TokenCache:
@@ -40,8 +41,6 @@ class TokenCache:
         self,
         data: DataSettings,
         store: TokenStore,
-        content: str,
-        skipped: Mapping[str, int] | None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         """Make a cache from its parts; `open_cache` and `begin_cache` do this for a recipe.
@@ -49,8 +48,6 @@ class TokenCache:
         Args:
             data: Names the source.
             store: The files of tokens, and how they grow.
-            content: Digest of the text, if it is in memory; else empty.
-            skipped: Reason -> rows left out when the source was read just now; None if it was not.
             tokenizer: The tokenizer to use; None: the one that is stored with the tokens.
         """
         self.data = data
@@ -58,23 +55,21 @@ class TokenCache:
         self.folder = store.folder
         # Of tokenizers that encode alike, it decodes and is exported as the recipe's own one is.
         self.tokenizer = tokenizer or store.tokenizer
-        self._content = content
-        self._skipped = skipped
 
     @property
     def corpus(self) -> str:
         """Fingerprint of the text, whatever the tokenizer; of a stream, of the text so far."""
-        return self._content or self.store.state.corpus
+        return self.store.state.corpus
 
     def matches_fingerprint(self, corpus: str) -> bool:
-        """True if the text is the one with this fingerprint, or begins with it.
+        """True if the text is the one with this fingerprint; of a stream, if it begins with it.
 
         Args:
             corpus: An earlier value of `corpus`. To compare, as much of the source is read as that
                 value stands for.
         """
         chunks, _, digest = corpus.partition(":")
-        if self._content or not chunks.isdecimal() or int(chunks) == 0:
+        if not self.data.streaming or not chunks.isdecimal() or int(chunks) == 0:
             return self.corpus == corpus
         _exhaust(self.store.grow(lambda state: state.chunks >= int(chunks)))
         return self.store.state.chunks >= int(chunks) and self.store.digest(int(chunks)) == digest
@@ -123,11 +118,7 @@ class TokenCache:
         """A sentence about the rows left out so far, and characters that the tokenizer lost; empty
         if there are none.
         """
-        state = self.store.state
-        # The cache may have been made from a source with equal text but other bad rows.
-        counts = state.skipped if self._skipped is None else self._skipped
-        rows = left_out(counts, state.documents + sum(counts.values()))
-        lost = self.lost()
+        rows, lost = left_out(self.store.state.skipped, self.store.state.rows), self.lost()
         said = (
             f"the tokenizer drops or changes characters: its tokens differ by {lost:,} bytes from "
             "the text that is held out, so bits per byte are not known"
@@ -167,34 +158,40 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
 
 def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenCache:
     """Open the cache of a source as it is, perhaps empty; arguments as for `open_cache`."""
-    # A tokenizer that is trained on the text is determined by the text and data.tokenizer. Any
-    # other enters the folder's name by its fingerprint.
     own = data.tokenizer.startswith("bpe:")
     if tokenizer is None and not own:
         tokenizer = make_tokenizer(data.tokenizer, ())
-    corpus = None if data.dataset else load_corpus(data)
-    content = _corpus_key(corpus) if corpus else ""
-    named = data.tokenizer if tokenizer is None or (own and not corpus) else tokenizer.fingerprint()
-    cache = cache_folder(data.cache)
-    encoded = hashlib.sha256(f"{FORMAT} {named}".encode()).hexdigest()[:8]
-    folder = cache / f"{content or _dataset_key(data)}-{encoded}"
-    feed = corpus.chunks if corpus else partial(dataset_chunks, data)
+    root = cache_folder(data.cache)
+    require(
+        not _reads(data, root),
+        f"data.cache {data.cache or str(root)!r} is in {data.source}, and would be read as text; "
+        "use another folder",
+    )
+    key = _source_key(data)
+
+    def named(by: str) -> Path:
+        return root / f"{key}-{hashlib.sha256(f'{FORMAT} {by}'.encode()).hexdigest()[:8]}"
+
+    folder = named(tokenizer.fingerprint() if tokenizer else data.tokenizer)
+    if tokenizer and own:
+        # A tokenizer that was trained on the text is determined by the text and data.tokenizer, but
+        # this one may have been trained on another text.
+        by_name = named(data.tokenizer)
+        if by_name.is_dir() and load_tokenizer(by_name).fingerprint() == tokenizer.fingerprint():
+            folder = by_name
     try:
         store = TokenStore(
             folder,
-            feed,
+            partial(chunks_after, data),
             data.source,
-            lambda: (
-                tokenizer
-                or make_tokenizer(data.tokenizer, corpus.train if corpus else _sample(data))
-            ),
+            lambda: tokenizer or make_tokenizer(data.tokenizer, _sample(data)),
         )
     except OSError as error:
         raise ValueError(
-            f"data.cache {data.cache or str(cache)!r} cannot be written ({error.strerror}); use "
+            f"data.cache {data.cache or str(root)!r} cannot be written ({error.strerror}); use "
             "another folder (recipe section [data])"
         ) from error
-    return TokenCache(data, store, content, corpus.skipped if corpus else None, tokenizer)
+    return TokenCache(data, store, tokenizer)
 
 
 def _validation_is_read(data: DataSettings, state: State) -> bool:
@@ -202,16 +199,16 @@ def _validation_is_read(data: DataSettings, state: State) -> bool:
     return state.stage > 0 or (not data.validation_split and state.row >= data.validation_samples)
 
 
-def _corpus_key(corpus: Corpus) -> str:
-    digest = hashlib.sha256(f"{TEXT_FORMAT} {len(corpus.train)}\n".encode())
-    for document in (*corpus.train, *corpus.validation):
-        # Lengths first, so that no two lists of documents give the same bytes.
-        content = document.encode("utf-8")
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return digest.hexdigest()[:24]
+def _reads(data: DataSettings, folder: Path) -> bool:
+    """True if a folder is in that of the source, and not left out as `files_at` says."""
+    root = expanded(data.path or data.dataset).resolve()
+    if not (data.path or data.dataset) or not folder.resolve().is_relative_to(root):
+        return False
+    inside = folder.resolve().relative_to(root).parts
+    return bool(data.dataset) or not any(part.startswith(".") for part in inside)
 
 
-def _dataset_key(data: DataSettings) -> str:
+def _source_key(data: DataSettings) -> str:
     asked = [
         data.dataset,
         data.config,
@@ -225,15 +222,13 @@ def _dataset_key(data: DataSettings) -> str:
     fraction = data.validation_fraction
     held_out = None if data.validation_split or data.validation_samples else fraction
     return hashlib.sha256(
-        json.dumps([TEXT_FORMAT, *asked, held_out, local_fingerprint(data.dataset)]).encode()
+        json.dumps([KEY_FORMAT, *asked, held_out, source_digest(data)]).encode()
     ).hexdigest()[:24]
 
 
-def _sample(data: DataSettings) -> list[str]:
-    return [
-        row[data.text_column]
-        for row in islice(read_rows(data, "train", {data.text_column: str}), TOKENIZER_ROWS)
-    ]
+def _sample(data: DataSettings) -> Iterator[str]:
+    parts = texts_of(data, stages(data)[-1], Position())
+    return islice((text for _, each in parts for text in each.get("train", ())), TOKENIZER_TEXTS)
 
 
 def _exhaust(states: Iterator[State]) -> None:

@@ -39,7 +39,7 @@ tokens up to its end, and the digest of its own tokens.
 SAMPLED_CHUNKS = 8
 """Chunks whose tokens are compared with their digests when a store is opened."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
-FORMAT: Literal[4] = 4
+FORMAT: Literal[5] = 5
 """Version of the files, in the folder's name, so that none replaces the stores of another."""
 WAIT_SECONDS = 1.0
 """Wait of a process for the lock before it looks at what another one has appended."""
@@ -49,7 +49,7 @@ WAIT_SECONDS = 1.0
 class State:
     """Contents of a store, and the place where its source continues."""
 
-    format: Literal[4] = FORMAT
+    format: Literal[5] = FORMAT
     source: str
     dtype: Literal["uint16", "uint32"]
     train: int = 0
@@ -59,7 +59,6 @@ class State:
     validation_bytes: int = 0
     """UTF-8 bytes of the texts to validate on."""
     validation_documents: int = 0
-    documents: int = 0
     rows: int = 0
     """Rows read of all stages, including those that were left out."""
     chunks: int = 0
@@ -73,6 +72,11 @@ class State:
     complete: bool = False
     tokenizer: dict[str, str] = field(default_factory=dict)
     """Checksums of the tokenizer's files."""
+
+    @property
+    def documents(self) -> int:
+        """Rows whose text was taken."""
+        return self.rows - sum(self.skipped.values())
 
     @property
     def corpus(self) -> str:
@@ -140,9 +144,6 @@ class TokenStore:
                 except Timeout:
                     self.state = _read(self.folder)
                 yield self.state
-            if self.state.complete:
-                # Frees a corpus in memory.
-                self._pending, self._feed = iter(()), lambda state: iter(())
 
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far; the end-of-text id follows each document."""
@@ -221,10 +222,6 @@ class TokenStore:
         sums = [_digest(arrays[split]) for split in SPLITS]
         record = RECORD.pack(name, train, sums[0], validation, sums[1])
         _write_at(self.folder / CHUNKS, state.chunks * RECORD.size, record)
-        fields = {
-            "documents": state.documents + sum(len(texts) for texts in chunk.texts.values()),
-            **chunk.after,
-        }
         after = replace(
             state,
             train=train,
@@ -233,7 +230,7 @@ class TokenStore:
             validation_documents=state.validation_documents + len(chunk.texts["validation"]),
             chunks=state.chunks + 1,
             digest=name.hex(),
-            **fields,
+            **chunk.after,
         )
         _commit(self.folder, after)
         return after

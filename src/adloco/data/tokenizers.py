@@ -6,7 +6,8 @@ imported only when one of them is made.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adloco.data.byte_tokenizer import BYTES, ByteTokenizer
+from adloco.data.text_pieces import pieces_of_words
 from adloco.data.transformers_tokenizer import (
     END_OF_TEXT,
     PRETRAINED,
@@ -38,6 +40,12 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens around it."""
+        ...
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """Pieces of a long text whose ids, one after another, are those of the text; the text
+        itself if the tokenizer's rules do not say where it can be divided.
+        """
         ...
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
@@ -74,7 +82,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def make_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
+def make_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that a recipe names.
 
     Args:
@@ -113,7 +121,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return load_pretrained(str(folder / PRETRAINED))
 
 
-def _trained(texts: Sequence[str], vocab_size: int, name: str) -> Tokenizer:
+def _trained(texts: Iterable[str], vocab_size: int, name: str) -> Tokenizer:
     """A byte-level BPE, trained on these texts."""
     import tokenizers
 
@@ -125,5 +133,5 @@ def _trained(texts: Sequence[str], vocab_size: int, name: str) -> Tokenizer:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(chain.from_iterable(map(pieces_of_words, texts)), trainer)
     return TransformersTokenizer(byte_level(tokenizer), name)

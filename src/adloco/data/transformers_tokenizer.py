@@ -4,13 +4,14 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adloco.data.text_pieces import pieces_of_words
 from adloco.errors import require
 from adloco.hub_access import hub_asked
 
@@ -94,6 +95,26 @@ class TransformersTokenizer:
             list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
         )["input_ids"]
         return encoded
+
+    def pieces(self, text: str) -> Iterator[str]:
+        return pieces_of_words(text) if self._divides_words() else iter([text])
+
+    def _divides_words(self) -> bool:
+        """True if no token crosses the ends of `pieces_of_words`."""
+        import tokenizers
+
+        if not self._tokenizer.is_fast:
+            return False
+        backend, own = self._tokenizer.backend_tokenizer, self._tokenizer
+        words = backend.pre_tokenizer
+        plain = isinstance(words, tokenizers.pre_tokenizers.ByteLevel)
+        if not plain or words.add_prefix_space or not words.use_regex or backend.normalizer:
+            return False
+        # A token of its own may take the white space beside it, or have some inside.
+        return not any(
+            added.lstrip or added.rstrip or re.search(r"\s", added.content)
+            for added in own.added_tokens_decoder.values()
+        )
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         encoded: list[list[int]] = self._tokenizer(

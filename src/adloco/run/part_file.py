@@ -14,7 +14,7 @@ from adloco.distributed.plain_state import join_state, split_state
 from adloco.errors import require
 from adloco.whole_file import checksum, write_text, written_whole
 
-FORMAT = "adloco checkpoint 8"
+FORMAT = "adloco checkpoint 9"
 TENSORS, STATE, CHECKSUMS = ".safetensors", ".json", ".sha256"
 """Endings of the files of a part. `sha256sum --check` reads the last one too."""
 
