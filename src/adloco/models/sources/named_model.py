@@ -9,7 +9,7 @@ from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import MOST_LAYERS, Builder
 
-ALWAYS_WITH_PADDING = ("modernbert", "modernbert-decoder", "xlm", "flaubert")
+ALWAYS_WITH_PADDING = ("modernbert", "modernbert-decoder", "nomic_bert", "xlm", "flaubert")
 """Types whose code fails without an id of padding, which from scratch is then their default."""
 
 
