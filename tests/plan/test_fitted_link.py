@@ -170,7 +170,7 @@ def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "fitted to 12 measured rounds of diloco, 4 workers" in said
-    assert "No rounds of ddp were measured" in said
+    assert "No rounds of ddp with so many workers" in said
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,16 @@ def test_rows_of_another_size_are_not_used(parameters: float, fits: bool) -> Non
     else:
         with pytest.raises(ValueError, match="within 1%; measured were diloco, 4 workers, 1e\\+06"):
             fit_links(made, ["diloco"], CLUSTER, parameters)
+
+
+def test_rows_of_another_size_are_not_denied() -> None:
+    made = rows("diloco", lambda h, b: 0.5 * h + 7e6 / b, (5, 20), "round_seconds")
+    other = [replace(row, group=("ddp", 4.0, 2 * PARAMETERS)) for row in made.rows]
+    links = fit_links(
+        replace(made, rows=[*made.rows, *other]), ["diloco", "ddp"], CLUSTER, PARAMETERS
+    )
+    said = links.assumptions(["diloco", "ddp"], on(50e6))[-1]
+    assert said.startswith("No rounds of ddp with so many workers and parameters were measured")
 
 
 def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:

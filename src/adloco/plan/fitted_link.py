@@ -139,7 +139,8 @@ class FittedLinks:
         without = [name for name in names if name not in self.links]
         if without:
             said.append(
-                f"No rounds of {', '.join(without)} were measured: there the link is as described."
+                f"No rounds of {', '.join(without)} with so many workers and parameters were "
+                "measured: there the link is as described."
             )
         return said
 
