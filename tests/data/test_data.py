@@ -11,7 +11,7 @@ import torch
 
 from adloco import TensorSource
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import cache_folder
+from adloco.data.files import cache_folder, data_files
 from adloco.data.sources import StreamOrder, TokenSource
 from adloco.data.token_cache import open_cache
 from tests.data.reading import read_all
@@ -99,6 +99,17 @@ def test_links_are_followed_and_notes_of_other_programs_left_out(tmp_path: Path)
     (folder / "gone.txt").symlink_to(tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"gone\.txt is gone"):
         read_all(settings)
+
+
+def test_a_folder_has_its_own_path_beside_links_to_it(tmp_path: Path) -> None:
+    """Files are in the order of their paths, and a link moves no text that was there."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "z")
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z" / "d.txt").write_text("delta")
+    (tmp_path / "m.txt").write_text("mike")
+    found = [file.name for file in data_files(tmp_path, "text")]
+    assert found == [str(tmp_path / name) for name in ("m.txt", "z/d.txt")]
 
 
 def test_few_texts_keep_the_share_too(tmp_path: Path) -> None:

@@ -121,10 +121,12 @@ def test_transformers_encodes_alike(name: str, whole: bool, tmp_path: Path) -> N
 
 def test_a_class_that_adds_special_tokens_adds_none_once_it_is_loaded(tmp_path: Path) -> None:
     """A BertTokenizer makes its post-processor when it is loaded, whatever was saved."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, BertTokenizer
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "so", "what"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "so", "what", "<turn>"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
+    own = BertTokenizer.from_pretrained(tmp_path, extra_special_tokens=["<turn>"])
+    own.save_pretrained(tmp_path)
     tokenizer = make_tokenizer(str(tmp_path), ())
     assert tokenizer.encode_whole(["so what"], 9) == [[2, 5, 6, 3]]
     for whole, expected in ((True, [2, 5, 6, 3]), (False, [5, 6])):
@@ -132,6 +134,7 @@ def test_a_class_that_adds_special_tokens_adds_none_once_it_is_loaded(tmp_path: 
         loaded = AutoTokenizer.from_pretrained(tmp_path / str(whole))
         assert loaded("so what")["input_ids"] == expected
         assert (loaded.pad_token_id, loaded.sep_token_id) == (0, 3)
+        assert loaded.extra_special_tokens == ["<turn>"]
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["as text", "as a token"])

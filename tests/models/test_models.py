@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.utils import import_utils
 
 from adloco import AdLoCo, BatchGuards, Batching, InnerAdamW, Method, Problem, Syncing, place
@@ -113,6 +113,12 @@ def test_no_token_of_another_tokenizer_is_padding_from_scratch(tmp_path: Path) -
     own.save_pretrained(tmp_path)
     assert NamedModel(name=str(tmp_path), pretrained=False).config(300).pad_token_id is None
     assert NamedModel(name=str(tmp_path), pretrained=True).config(300).pad_token_id == 7
+
+
+@pytest.mark.parametrize("name", sorted({"xlm", "nomic_bert"} & {*CONFIG_MAPPING}))
+def test_types_that_need_a_padding_token_have_one(name: str) -> None:
+    """Not all are in each version of transformers."""
+    assert NamedModel(name=name, pretrained=False).config(300).pad_token_id is not None
 
 
 def test_draws_depend_on_the_seed_and_leave_the_global_generator_alone() -> None:

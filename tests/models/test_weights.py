@@ -4,6 +4,7 @@ cannot be, from_pretrained reads them.
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +132,9 @@ def test_frozen_parameters_are_found_again_in_a_run_s_folder(name: str, tmp_path
     assert not parameters[frozen].requires_grad and parameters[frozen].equal(saved[frozen])
     others = [key for key in saved if parameters.get(key, saved[key]).requires_grad]
     assert not any(parameters[key].equal(saved[key]) for key in others), "they are drawn"
+    source = NamedModel(name=str(tmp_path / "model"), pretrained=False)
+    scratch = replace(began, config=source.config(16), weights="").whole()
+    assert not dict(scratch.named_parameters())[frozen].equal(saved[frozen])
 
 
 def test_of_several_files_and_with_checkpointing(tmp_path: Path) -> None:

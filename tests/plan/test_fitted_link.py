@@ -145,17 +145,18 @@ def test_rows_of_one_h_keep_their_latency(method: str, every: int, latency: floa
     assert found.round.total == pytest.approx(0.5 * steps + latency + 3)
 
 
-def test_rows_of_data_parallel_training_have_whole_samples() -> None:
-    """Of 8 samples on 3 islands the slowest takes 3, in 0.75 s."""
-    three = replace(on(20e6), islands=3, samples_per_second={1: 4.0})
-    made = [
-        Row(group=("ddp", 3.0, PARAMETERS), sync_every=1, bits_per_second=b, value=1.05 + 60e6 / b)
-        for b in BITS
-    ]
+@pytest.mark.parametrize(("ranks", "step"), [(1, 0.75), (2, 1.0)])
+def test_rows_of_data_parallel_training_have_whole_samples(ranks: int, step: float) -> None:
+    """Of 8 samples on 3 islands the slowest takes 3, in 0.75 s; of 6 ranks on them it takes 2, as
+    if its island took 4.
+    """
+    three = replace(on(20e6), islands=3, ranks=ranks, samples_per_second={1: 4.0})
+    group, fixed = ("ddp", 3.0, PARAMETERS), step + 0.3
+    made = [Row(group=group, sync_every=1, bits_per_second=b, value=fixed + 60e6 / b) for b in BITS]
     links = fit_links(
         Rows(rows=made, measure="round_seconds", cells=[]), ["ddp"], three, PARAMETERS
     )
-    assert planned(links, "ddp", 1, "fp32", three).round.total == pytest.approx(1.05 + 3)
+    assert planned(links, "ddp", 1, "fp32", three).round.total == pytest.approx(fixed + 3)
 
 
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +170,7 @@ def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "fitted to 12 measured rounds of diloco, 4 workers" in said
-    assert "No rounds of ddp were measured" in said
+    assert "No rounds of ddp with so many workers" in said
 
 
 @pytest.mark.parametrize(
@@ -206,6 +207,16 @@ def test_rows_of_another_size_are_not_used(parameters: float, fits: bool) -> Non
     else:
         with pytest.raises(ValueError, match="within 1%; measured were diloco, 4 workers, 1e\\+06"):
             fit_links(made, ["diloco"], CLUSTER, parameters)
+
+
+def test_rows_of_another_size_are_not_denied() -> None:
+    made = rows("diloco", lambda h, b: 0.5 * h + 7e6 / b, (5, 20), "round_seconds")
+    other = [replace(row, group=("ddp", 4.0, 2 * PARAMETERS)) for row in made.rows]
+    links = fit_links(
+        replace(made, rows=[*made.rows, *other]), ["diloco", "ddp"], CLUSTER, PARAMETERS
+    )
+    said = links.assumptions(["diloco", "ddp"], on(50e6))[-1]
+    assert said.startswith("No rounds of ddp with so many workers and parameters were measured")
 
 
 def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:

@@ -40,6 +40,12 @@ def test_streaming_hides_what_fits_beside_tau_steps() -> None:
     assert round_time(cluster(latency="0s"), [0.5] * 4, 10, sync).transfer == 0.0
 
 
+def test_a_round_that_is_cut_short_hides_no_more_than_its_steps() -> None:
+    """Two fragments of 4 s, each beside 2 of 4 steps of 0.5 s: 3 s of each are waited for."""
+    sync = Sync(workers=4, bytes_sent=2e6, fragments=2, tau=8)
+    assert round_time(cluster(), [0.5] * 4, 4, sync).transfer == pytest.approx(6.0)
+
+
 def test_the_slowest_island_is_waited_for() -> None:
     found = round_time(cluster(), [0.5, 0.5, 0.5, 1.0], 10, Sync(workers=1, bytes_sent=0))
     assert (found.computing, found.waiting, found.transfer) == (6.25, 3.75, 0.0)

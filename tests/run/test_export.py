@@ -78,10 +78,11 @@ def test_exported_is_trained(
     assert not {"None", "-", "0"} & set(results.values())
 
 
+@pytest.mark.parametrize(("name", "text"), [("bpe:280", "in 2024"), ("bytes", "e\u0301")])
 def test_a_type_whose_tokenizer_transformers_does_not_load_as_saved(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For a qwen2, AutoTokenizer takes a class that cuts numbers into digits."""
+    """For a qwen2, AutoTokenizer takes one that cuts numbers into digits and composes accents."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     (tmp_path / "text").write_text("and in 2024 it was 2024 again, " * 200)
@@ -95,19 +96,19 @@ def test_a_type_whose_tokenizer_transformers_does_not_load_as_saved(
         "--model.pretrained",
         "false",
     ]
-    qwen += ["--model.overrides", f"{{ {sizes} }}", "--data.tokenizer", "bpe:280"]
+    qwen += ["--model.overrides", f"{{ {sizes} }}", "--data.tokenizer", name]
     own = dict(zip(small[::2], small[1::2], strict=True))
     words = [word for pair in own.items() if not pair[0].startswith("--model.") for word in pair]
-    text = ["--data.path", str(tmp_path / "text")]
-    assert main(["train", "single", *words, *qwen, *text]) == 0
+    qwen += ["--data.path", str(tmp_path / "text")]
+    assert main(["train", "single", *words, *qwen]) == 0
     folder = tmp_path / "exported"
     assert main(["export", str(tmp_path / "run"), "--to", str(folder)]) == 0
     said, card = capsys.readouterr().out, (folder / "README.md").read_text()
-    expected = load_trained(tmp_path / "run").stored.tokenizer.encode(["in 2024"])[0]
-    assert AutoTokenizer.from_pretrained(folder)("in 2024")["input_ids"] != expected
+    expected = load_trained(tmp_path / "run").stored.tokenizer.encode([text])[0]
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != expected
     for notice in (said, card):
         assert "for a Qwen2ForCausalLM: use PreTrainedTokenizerFast.from_pretrained(" in notice
-    assert PreTrainedTokenizerFast.from_pretrained(folder)("in 2024")["input_ids"] == expected
+    assert PreTrainedTokenizerFast.from_pretrained(folder)(text)["input_ids"] == expected
 
 
 def test_a_card_is_of_the_exported_checkpoint(small: list[str], tmp_path: Path) -> None:

@@ -321,20 +321,33 @@ def test_classes_that_are_missing_are_named(
     )
     assert main([*words, "--data.samples", "90", "--data.validation_samples", "30"]) == 2
     assert (
-        "the texts to train on have 1 classes, but there are 2 or more; data.samples takes "
-        "the first rows" in capsys.readouterr().err
+        "the texts to train on have 1 class, and 0 of the 30 to validate on are of others; "
+        "data.samples takes the first rows" in capsys.readouterr().err
     )
 
 
-def test_classes_that_nobody_trains_on_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("held_out", "others"), [([2, 0], 1), ([2, 0, 1], 0), ([2, 3], 2), ([2], 1), ([0], 0)]
+)
+def test_classes_that_nobody_trains_on(held_out: list[int], others: int, tmp_path: Path) -> None:
+    """Others are refused, as of rows sorted by label, if half of the texts to validate on are of
+    them, and a rare one is named.
+    """
     file = tmp_path / "rows.jsonl"
-    labels = [2, 0, *(row % 2 for row in range(8))]
+    labels = [*held_out, *(row % 2 for row in range(8))]
     file.write_text(
         "".join(json.dumps({"text": f"text {at}", "label": at}) + "\n" for at in labels)
     )
-    data = DataSettings(path=str(file), validation_samples=2)
-    task = ClassificationSettings(evaluation_per_class=0).open(TaskData(data, EvaluationSettings()))
-    assert task.skipped() == "no text to train on has class 2, of some to validate on"
+    data = DataSettings(path=str(file), validation_samples=len(held_out))
+    given = TaskData(data, EvaluationSettings())
+    settings = ClassificationSettings(evaluation_per_class=0)
+    if others:
+        said = f"have 2 classes, and {others} of the {len(held_out)} to validate on are of others"
+        with pytest.raises(ValueError, match=said):
+            settings.open(given)
+        return
+    named = "no text to train on has class 2, of some to validate on" if 2 in held_out else ""
+    assert settings.open(given).skipped() == named
 
 
 def shuffled_rows() -> list[dict[str, Any]]:

@@ -92,19 +92,17 @@ def _files_below(folder: Path) -> Iterator[Path]:
     """The files in a folder and its subfolders, through links too. A link to nothing is one of
     them, so that it is a bad row.
     """
-    seen: set[Path] = set()
-    for inside, folders, names in os.walk(folder, followlinks=True):
-        if (real := Path(inside).resolve()) in seen:  # Twice, or in a circle.
-            folders.clear()
-            continue
-        seen.add(real)
-        # Always the same path of several to one folder, which is no link if there is such a one.
-        folders[:] = sorted(
-            (name for name in folders if not name.startswith(".")),
-            key=lambda name: (Path(inside, name).is_symlink(), name),
-        )
-        files = (Path(inside, name) for name in names if not name.startswith("."))
-        yield from (file for file in files if file.is_file() or file.is_symlink())
+    seen, waiting = set[Path](), [folder]
+    for top in waiting:  # A folder has its own path, and that of a link only without one.
+        for inside, folders, names in os.walk(top):
+            if (real := Path(inside).resolve()) in seen:  # Twice, or in a circle.
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            waiting += (link for name in folders if (link := Path(inside, name)).is_symlink())
+            files = (Path(inside, name) for name in names if not name.startswith("."))
+            yield from (file for file in files if file.is_file() or file.is_symlink())
 
 
 def _data_file(file: Path, text_column: str) -> DataFile:

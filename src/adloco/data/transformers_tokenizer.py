@@ -31,9 +31,9 @@ BARE_VOCABULARIES = {
 """Vocabulary file -> class of transformers, for a folder without a file that names the class."""
 KEPT = (
     *("model_max_length", "padding_side", "truncation_side", "clean_up_tokenization_spaces"),
-    *("split_special_tokens", "model_input_names", "chat_template"),
+    *("split_special_tokens", "model_input_names", "chat_template", "extra_special_tokens"),
 )
-"""What a tokenizer of transformers has beside its backend and its special tokens."""
+"""What a tokenizer of transformers has beside its backend and its named special tokens."""
 BYTE_LEVEL_SPACE = "\u0120"
 """The space as byte-level tokenizers write it; each character of their vocabulary is a byte."""
 SINGLE_BYTE = re.compile("<0x[0-9A-F]{2}>")

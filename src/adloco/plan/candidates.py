@@ -216,6 +216,14 @@ def ranks_of_island(recipe: Recipe, cluster: Cluster) -> int:
     return max(1, cluster.ranks, shards, replicas)  # All ranks of the island.
 
 
+def samples_of_parallel(recipe: Recipe, cluster: Cluster, batch: float) -> float:
+    """Samples of an island in an inner step of data-parallel training, as if each of its ranks had
+    as many as the one with the most, which all wait for.
+    """
+    ranks = ranks_of_island(recipe, cluster)
+    return float(ranks * math.ceil(batch / (cluster.islands * ranks)))
+
+
 def shards_of_worker(recipe: Recipe, cluster: Cluster) -> int:
     """Neighbouring ranks over which a worker is sharded: of its island, or in data-parallel
     training, which is one worker, of all islands.

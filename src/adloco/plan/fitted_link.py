@@ -24,7 +24,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.calibration import Calibration, calibrate, describe
-from adloco.plan.candidates import Candidate, islands_of_copy
+from adloco.plan.candidates import Candidate, islands_of_copy, samples_of_parallel
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
@@ -139,7 +139,8 @@ class FittedLinks:
         without = [name for name in names if name not in self.links]
         if without:
             said.append(
-                f"No rounds of {', '.join(without)} were measured: there the link is as described."
+                f"No rounds of {', '.join(without)} with so many workers and parameters were "
+                "measured: there the link is as described."
             )
         return said
 
@@ -184,12 +185,13 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         bandwidths = [row.bits_per_second for row in mine]
         every = {row.sync_every for row in mine}
         sync = exchange_of(recipe, group[2], workers, passes=1, across=across)
-        samples = max(1.0, recipe.guards.initial / workers)
         link = FittedLink(
             group=group,
             calibration=calibration,
             bytes_sent=sync.bytes_sent,
-            samples=math.ceil(samples) if recipe.data_parallel else samples,
+            samples=samples_of_parallel(recipe, cluster, recipe.guards.initial)
+            if recipe.data_parallel
+            else max(1.0, recipe.guards.initial / workers),
             bandwidths=(min(bandwidths), max(bandwidths)),
             single=every.pop() if len(every) == 1 else 0.0,
         )

@@ -13,6 +13,7 @@ from adloco.plan.candidates import (
     Candidate,
     islands_of_copy,
     ranks_of_island,
+    samples_of_parallel,
     shards_of_worker,
     smallest_worker_batch,
 )
@@ -182,12 +183,11 @@ def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) ->
 def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list[float]:
     """Samples of each island in an inner step.
 
-    Speeds are taken for those that a run measures; its shares are then in proportion to them. An
-    island of data-parallel training takes as long as the rank with the most samples.
+    Speeds are taken for those that a run measures; its shares are then in proportion to them.
     """
-    ranks = ranks_of_island(recipe, cluster)
     if recipe.data_parallel:
-        return [float(ranks * math.ceil(batch / (workers * ranks)))] * cluster.islands
+        return [samples_of_parallel(recipe, cluster, batch)] * cluster.islands
+    ranks = ranks_of_island(recipe, cluster)
     speeds = dict(enumerate(cluster.all_speeds))
     return [
         float(share)

@@ -114,7 +114,8 @@ def round_time(
     if sync.buckets:
         late = sync.buckets.late(transfer, slowest(1)) + besides
     else:
-        late = max(0.0, transfer + besides - slowest(sync.tau))
+        beside = min(sync.tau, sync_every // sync.fragments)  # Fewer in a round that is cut short.
+        late = max(0.0, transfer + besides - slowest(beside))
     events = Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every)
     meetings = [event.step for event in events if late or event.kind != "receive"]
     stretches = Counter(

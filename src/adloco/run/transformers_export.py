@@ -110,8 +110,9 @@ def _other_tokenizer(trained: Trained, folder: Path) -> str:
     import transformers
 
     recipe, own = trained.stored.recipe, trained.stored.tokenizer
-    # A recipe has numbers and punctuation, in which tokenizers differ too.
-    texts = [PROBE, to_toml(recipe)]
+    # A recipe has numbers and punctuation, in which tokenizers differ too, as in accents that are
+    # characters of their own.
+    texts = [PROBE, to_toml(recipe), "e\u0301"]
     expected = own.encode(texts) if recipe.task.packed else own.encode_whole(texts, NO_LIMIT)
 
     def is_own(name: str) -> bool:

@@ -52,15 +52,14 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
     texts, skipped = read_texts(data, settings.label_column, own, splits)
     train, validation = texts[splits[0]], texts["validation"]
     if not everything:
-        trained, held_out = set(train.labels), set(validation.labels)
-        advice = (
-            "data.samples takes the first rows, which may be sorted by label: raise it, or "
-            "shuffle the rows"
-        )
+        trained, held_out = set(train.labels), len(validation)
+        others = int((~np.isin(validation.labels, train.labels)).sum())
         require(
-            1 < len(trained) >= len(held_out),
-            f"the texts to train on have {len(trained)} classes, but there are "
-            f"{max(len(held_out), 2)} or more; {advice}",
+            # Rare classes may be among those that are held out alone.
+            len(trained) > 1 and others < held_out / 2,
+            f"the texts to train on have {len(trained)} class{'es' * (len(trained) > 1)}, and "
+            f"{others} of the {held_out} to validate on are of others; data.samples takes the "
+            "first rows, which may be sorted by label: raise it, or shuffle the rows",
         )
     return Classification(
         train,

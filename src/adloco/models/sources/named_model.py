@@ -9,7 +9,7 @@ from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.source import MOST_LAYERS, Builder
 
-ALWAYS_WITH_PADDING = ("modernbert", "modernbert-decoder", "xlm", "flaubert")
+ALWAYS_WITH_PADDING = ("modernbert", "modernbert-decoder", "nomic_bert", "xlm", "flaubert")
 """Types whose code fails without an id of padding, which from scratch is then their default."""
 
 
@@ -104,6 +104,8 @@ class NamedModel:
             raise ValueError(
                 f"model.overrides do not fit {self.name!r}: {' '.join(str(error).split())[:200]}"
             ) from error
+        if not self.pretrained:
+            config.name_or_path = ""  # What else is in the folder is of trained weights.
         layers = getattr(config, "num_hidden_layers", 0)
         # transformers checks types itself since 5.4.
         require(
