@@ -217,6 +217,13 @@ def test_one_seed_is_not_lower_than_three(
     ]
     one = finished_run(tmp_path / "one", 2.15, run__name="one", outer__lr="0.5")
     assert main(["compare", *three, one, "--run.folder", str(tmp_path / "study")]) == 0
+    assert "lowest validation" not in capsys.readouterr().out
+    others = [
+        finished_run(tmp_path / f"h{seed}", 2.3, run__seed=f"{seed}", outer__lr="0.6")
+        for seed in range(3)
+    ]
+    more = str(tmp_path / "more")
+    assert main(["compare", *three, one, *others, "--run.folder", more]) == 0
     said = "lowest validation loss of the arms with the most seeds: diloco, 2.2000\n"
     assert said in capsys.readouterr().out
 

@@ -97,16 +97,16 @@ def run_study(
         print_table(table, console)
     ends = {arm: comparison.spread(comparison.finals[0], arm) for arm in comparison.arms}
     best = ends[comparison.best]
-    among = " of the arms with the most seeds"
+    alike = sum(end.count == best.count for end in ends.values())
+    among = "" if alike == len(ends) else " of the arms with the most seeds"
     if best.count == 1:
         among = " of one seed, which is no claim"
-    elif all(end.count == best.count for end in ends.values()):
-        among = ""
-    console.print(
-        f"lowest {comparison.loss.label}{among}: {comparison.best}, "
-        f"{comparison.loss.text(best.mean)}",
-        soft_wrap=True,
-    )
+    if alike > 1 or best.count == 1 or len(ends) == 1:
+        console.print(
+            f"lowest {comparison.loss.label}{among}: {comparison.best}, "
+            f"{comparison.loss.text(best.mean)}",
+            soft_wrap=True,
+        )
     for notice, arms in _notices(runs).items():
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)
