@@ -52,8 +52,6 @@ class Saving:
         """Seconds that this process took for its parts of the newest; a resumed run knows those of
         the one before.
         """
-        self.snapshot: Mapping[str, Any] = {}
-        """This process's parts of the last checkpoint that was begun, in host memory."""
         self.missing = False
         """True if the last checkpoint that was due found no room, and no other was begun."""
         self._folder = folder
@@ -98,10 +96,9 @@ class Saving:
         Raises:
             OSError: A rank has no room for it.
         """
-        self._copy(content)
+        parts = self._copies(content)
         for last in (False, True):
-            parts = {part: self.snapshot[part] for part in self.snapshot if (part == RUN) is last}
-            self._begin(name, parts)
+            self._begin(name, {part: parts[part] for part in parts if (part == RUN) is last})
             self.wait()
             self._look(whole=last)
 
@@ -115,8 +112,8 @@ class Saving:
         if self.has(name):  # No step was trained since the run was resumed.
             return
         if not last:
-            self._copy(content)
-            self._begin(name, self.snapshot)
+            # Held by the thread that writes, and not after that: it is as large as the state.
+            self._begin(name, self._copies(content))
             return
         try:
             self.save(name, content)
@@ -167,10 +164,10 @@ class Saving:
     def _problem(self, error: OSError) -> str:
         return f"cannot be written in {self._folder} ({error.strerror or error})"
 
-    def _copy(self, content: Content) -> None:
-        self._copying, self._began, self.snapshot = True, time.monotonic(), {}
+    def _copies(self, content: Content) -> dict[str, Any]:
+        self._copying, self._began = True, time.monotonic()
         try:
-            self.snapshot = content()
+            return content()
         finally:
             self._copying = False
 

@@ -327,6 +327,7 @@ class TrainingRun:
                 if copies and not self.saving.has(self._checkpoint_name()):
                     self._copy(content)
                 self._save(content, last=ends)
+                content.cache_clear()
                 if ends:
                     return
                 continue
@@ -348,6 +349,7 @@ class TrainingRun:
                 self._copy(content)
             if saves:
                 self._save(content, last=self.finished)
+            content.cache_clear()  # Its tensors would take as much memory as the state.
             yield record
 
     def _alone_at(self, round: int) -> bool:
