@@ -144,6 +144,16 @@ def test_a_step_that_is_not_finite_is_left_out(
 
 
 @pytest.mark.parametrize("choice", ["skip", "restore"])
+def test_a_loss_without_the_worker_that_has_none(choice: Any) -> None:
+    """In a round of one step a worker can be left without a finite one."""
+    run = spoilt_run(on_nonfinite=choice, sync_every=1)
+    _, report = run.rounds(2)
+    losses = {step.worker: step.loss for step in report.steps}
+    assert math.isnan(losses[1])
+    assert report.train_loss == report.trainers[0].train_loss == losses[0]
+
+
+@pytest.mark.parametrize("choice", ["skip", "restore"])
 def test_a_round_without_a_finite_step_stops_the_run(choice: str) -> None:
     """Else a run whose global parameters are bad would end as if nothing had happened."""
     run = spoilt_run(

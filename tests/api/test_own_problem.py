@@ -194,6 +194,8 @@ def test_islands_are_those_of_the_problem(settings: dict[str, Any]) -> None:
         problem = a_problem(data=TurnedTargets(), islands=islands)
         run = adloco.train("diloco", problem=problem, **settings | {"folder": folder})
         left_out.append([each["syncs_left_out"] for each in run.records[0]["workers"]])
+        of_rounds = [each["syncs_left_out"] for line in run.records for each in line["workers"]]
+        assert run.summary["syncs_left_out"] == sum(of_rounds)
     assert left_out == [[0, 0, 0, 0, 0, 1], [0] * 6]
 
 

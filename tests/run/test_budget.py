@@ -45,6 +45,15 @@ def test_the_first_budget_that_is_spent_ends_the_run(
     assert last["val_loss"] is not None, "the last round is evaluated"
 
 
+def test_a_last_mean_counts_whichever_budget_ends_the_run(small: list[str], tmp_path: Path) -> None:
+    # Residuals leave the workers diverged, so the run ends with a mean in int4.
+    for budget in ("rounds", "syncs"):
+        folder = tmp_path / budget
+        words = [*small, *NO_TOKENS, f"--run.{budget}", "2", "--run.folder", str(folder)]
+        assert main(["train", "diloco", *words, "--wire.format", "int1"]) == 0
+    assert numbers_of(tmp_path / "syncs") == numbers_of(tmp_path / "rounds")
+
+
 @pytest.mark.parametrize(
     ("limits", "done", "steps", "final", "samples"),
     [

@@ -1,7 +1,7 @@
 """The report of a round, computed from what every worker did in it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from adloco.algorithms.reports import (
     RoundReport,
@@ -116,7 +116,7 @@ def report_round(
         bytes_sent=round(handed.sent / len(done), 3),
         bytes_inside=handed.inside / placement.num_ranks,
         bytes_ddp_equivalent=parts.model_bytes * state.inner_steps,
-        train_loss=sum(row.loss_sum for row in done.values()) / samples,
+        train_loss=_mean_loss(done.values()),
         sync=report_sync(done, trainers, parts.model_bytes, islands),
         trainers=tuple(trainers),
         workers=report_workers(tasks, done),
@@ -163,7 +163,7 @@ def report_trainer(
         else None,
         measured_grad_variance=measured.grad_variance if measured else None,
         measured_grad_norm_sq=measured.grad_norm_sq if measured else None,
-        train_loss=sum(row.loss_sum for row in done) / sum(row.samples for row in done),
+        train_loss=_mean_loss(done),
         learning_rate=base_rate
         * (first.lr_factor(first.inner_steps - 1) if first.lr_factor else 1.0),
         cosine_similarity=_six_digits(
@@ -177,6 +177,16 @@ def report_trainer(
         if len(tasks) > 1
         else None,
         distance_to_mean=distance,
+    )
+
+
+def _mean_loss(done: Collection[WorkerRound]) -> float:
+    """The mean loss over the samples of these workers, but for those none of whose steps was
+    finite; nan if that is all of them.
+    """
+    rows = [row for row in done if not math.isnan(row.loss_sum)]
+    return (
+        sum(row.loss_sum for row in rows) / sum(row.samples for row in rows) if rows else math.nan
     )
 
 

@@ -178,7 +178,7 @@ class Round:
         state.inner_steps += state.round_steps
         state.samples += sum(row.samples for row in done.values())
         sizes = [len(trainer.worker_ids) for trainer in state.trainers.values()]
-        state.syncs += any(size > 1 for size in sizes)
+        state.syncs += state.will_sync
         state.diverged = any(parts.syncing.diverges(size) for size in sizes)
         speeds = {worker: row.samples / row.turn_seconds for worker, row in done.items()}
         state.speeds = parts.batching.shares.update(state.speeds, speeds)

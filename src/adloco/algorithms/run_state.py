@@ -76,6 +76,11 @@ class RunState:
         """Samples trained on at the checkpoint that was loaded, all workers' in its round."""
         return self.samples + (sum(map(sum, self.last_batches.values())) if self.in_round else 0)
 
+    @property
+    def will_sync(self) -> bool:
+        """True if a trainer has workers that exchange parameters in a round."""
+        return any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
+
     def replicas(self, trainer: Trainer, placement: Placement) -> list[Replica]:
         """The live tensors of the trainer's workers in this process."""
         here = placement.local(trainer.worker_ids)

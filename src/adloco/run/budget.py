@@ -124,9 +124,7 @@ class Budget:
         )
 
     def ends_after(self, state: RunState, size: RoundSize) -> bool:
-        """True if a round of this size is known to be the last. Whether it will sync is not known,
-        so a limit on syncs does not count.
-        """
+        """True if a round of this size is the last, unless it trains on more than planned."""
         done = self._after(state, size)
         return any(done[name] >= limit for name, limit in self.limits.items())
 
@@ -169,10 +167,10 @@ class Budget:
         return min(1.0, part), f"{done[name]:,} / {self.limits[name]:,} {words}"
 
     def _after(self, state: RunState, size: RoundSize) -> dict[str, int]:
-        """Progress after a round of this size, as far as it is known: without a sync in it."""
+        """Progress after a round of this size."""
         return self._done(state, state.samples + size.samples, size.steps) | {
             "rounds": state.rounds_done + 1,
-            "syncs": 0,
+            "syncs": state.syncs + state.will_sync,
         }
 
     def _done(self, state: RunState, samples: int, steps: int) -> dict[str, int]:

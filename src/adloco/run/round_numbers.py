@@ -44,7 +44,7 @@ SUMMARY = {
     "rounds": ROUND["round"],
     "skipped_steps": WORKER["skipped_steps"],
     "restarts": WORKER["restarts"],
-    **{name: metric for name, metric in option_metrics().items() if metric.aggregation == "sum"},
+    **{name: WORKER[name] for name, each in option_metrics().items() if each.aggregation == "sum"},
 }
 """Keys of summary.json, and the metrics they sum up."""
 
