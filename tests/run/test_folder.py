@@ -10,7 +10,7 @@ import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.run.folder import claimed, is_locked, locked, new_folder
+from adloco.run.folder import check_free, claimed, is_locked, locked, new_folder
 
 TIME = r"-\d{8}-\d{6}-\d{6}"
 
@@ -169,3 +169,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         pass
     assert not is_locked(tmp_path)
+
+
+def test_a_run_is_not_put_among_the_texts_it_reads(tmp_path: Path) -> None:
+    """The next run, and its own resume, would read its log as text."""
+    here, islands = str(tmp_path), "{ a = { path = 'x' }, b = { path = '.' } }"
+    for own, source in (
+        ("", ("data.path", ".")),
+        ("x/y", ("data.path", here)),
+        ("z", ("data.islands", islands)),
+    ):
+        with pytest.raises(ValueError, match=r"would be read as text by the next run; give anoth"):
+            check_free(recipe(("run.folder", own), source))
+    check_free(recipe(("run.folder", ".runs/y"), ("data.path", ".")))
+    check_free(recipe(("run.folder", "x"), ("data.path", "y")))
+    check_free(recipe())

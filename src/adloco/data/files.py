@@ -77,6 +77,15 @@ def files_at(path: Path) -> list[Path]:
     return files
 
 
+def reads(data: DataSettings, folder: Path) -> bool:
+    """True if a folder is in that of the source, and not left out as `files_at` says."""
+    root, folder = expanded(data.path or data.dataset).resolve(), folder.resolve()
+    if not (data.path or data.dataset) or not folder.is_relative_to(root):
+        return False
+    inside = folder.relative_to(root).parts
+    return bool(data.dataset) or not any(part.startswith(".") for part in inside)
+
+
 def files_digest(root: Path, files: Iterable[Path]) -> str:
     """Digest of the names below a folder, the sizes and the times of files."""
     stats = [

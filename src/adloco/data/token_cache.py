@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import chunks_after, texts_of
-from adloco.data.files import cache_folder, expanded
+from adloco.data.files import cache_folder, reads
 from adloco.data.rows import Position, left_out, source_digest, stages
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_bytes import TokenBytes
@@ -163,7 +163,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
         tokenizer = make_tokenizer(data.tokenizer, ())
     root = cache_folder(data.cache)
     require(
-        not _reads(data, root),
+        not reads(data, root),
         f"data.cache {data.cache or str(root)!r} is in {data.source}, and would be read as text; "
         "use another folder",
     )
@@ -197,15 +197,6 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
 def _validation_is_read(data: DataSettings, state: State) -> bool:
     """True if all rows to validate on have been read."""
     return state.stage > 0 or (not data.validation_split and state.row >= data.validation_samples)
-
-
-def _reads(data: DataSettings, folder: Path) -> bool:
-    """True if a folder is in that of the source, and not left out as `files_at` says."""
-    root = expanded(data.path or data.dataset).resolve()
-    if not (data.path or data.dataset) or not folder.resolve().is_relative_to(root):
-        return False
-    inside = folder.resolve().relative_to(root).parts
-    return bool(data.dataset) or not any(part.startswith(".") for part in inside)
 
 
 def _source_key(data: DataSettings) -> str:

@@ -12,10 +12,13 @@ from filelock import FileLock, Timeout
 
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
+from adloco.data.files import reads
 from adloco.errors import require
 from adloco.run.checkpoint import DAMAGED, list_all, list_checkpoints, name_of
 from adloco.whole_file import make_folder
 
+RUNS = "runs"
+"""Folder of the runs that are given none."""
 CHECKPOINTS, MODEL, RECIPE, TOKENIZER = "checkpoints", "model", "recipe.toml", "tokenizer"
 ENVIRONMENT = "environment.json"
 PREPARED = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL, CHECKPOINTS)
@@ -58,7 +61,7 @@ def new_folder(recipe: Recipe) -> Iterator[Path]:
         ValueError: The folder has a run or other files in it, or cannot be made.
     """
     check_free(recipe)
-    folder = Path(recipe.run.folder or f"runs/{_name(recipe)}")
+    folder = Path(recipe.run.folder or f"{RUNS}/{_name(recipe)}")
     made = not folder.exists()
     try:
         make_folder(folder, exist_ok=bool(recipe.run.folder))
@@ -89,11 +92,18 @@ def _safe(text: str) -> str:
 
 
 def check_free(recipe: Recipe) -> None:
-    """Raise ValueError if `run.folder` exists and a new run may not use it.
+    """Raise ValueError if `run.folder` exists and a new run may not use it, or if its files would
+    be read as text.
 
     It may use an empty folder, and one in which a run was killed before its first checkpoint.
     """
-    folder = Path(recipe.run.folder)
+    folder = Path(recipe.run.folder or RUNS)
+    for data in recipe.data.texts():
+        require(
+            not reads(data, folder),
+            f"{str(folder)!r}, for the run's files, is in {data.source}, and would be read as text "
+            "by the next run; give another --run.folder",
+        )
     free = not recipe.run.folder or not folder.exists() or _is_empty(folder) or not_begun(folder)
     require(free, _taken(folder))
 
