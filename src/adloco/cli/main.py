@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run(words)
-        sys.stdout.flush()  # Here, so that a closed pipe is handled below and not at exit.
+        if sys.stdout:  # None if it was closed, as by `adloco train >&-`.
+            sys.stdout.flush()  # Here, so that a closed pipe is handled below and not at exit.
         return code
     except BrokenPipeError:
         # The reader of our output went away, as in `adloco config | head`.
