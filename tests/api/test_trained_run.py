@@ -75,7 +75,7 @@ def test_text_is_continued_as_by_the_command(
     text = run.generate("alpha ", tokens=20, seed=3)
     assert text.startswith("alpha ") and len(text) > 10
     assert printable(text) == capsys.readouterr().out.removesuffix("\n")
-    with pytest.raises(ValueError, match="temperature 0 or >= 1e-06 and finite, got 5 and -1"):
+    with pytest.raises(ValueError, match="temperature must be 0, or >= 1e-06 and finite, got -1"):
         run.generate("", tokens=5, temperature=-1)
     assert run.generate("alpha ", tokens=np.int64(20), seed=np.int64(3)) == text  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tokens must be a whole number, got 2.5"):

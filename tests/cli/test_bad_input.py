@@ -128,6 +128,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--resum=x"], "unrecognized arguments: --resum=x (did you mean --resume?)"),
         (["--r"], "unrecognized arguments: --r"),
         (["--lr", "5"], "(did you mean --inner.lr or --outer.lr?)"),
+        (["-run.tokens", "5"], "(did you mean --run.tokens?)"),
         (["--sync-every=5"], "(did you mean --method.sync_every?)"),
         (["--H", "5"], "(did you mean --method.sync_every?)"),
         (["--batch-sise", "5"], "(did you mean --batch.initial?)"),
@@ -188,11 +189,16 @@ def test_an_existing_run_folder(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
     assert main(["train", *small]) == 2
+    error = capsys.readouterr().err
+    assert "/run' is neither new nor an empty folder; give one that is" in error
+    assert "--resume" not in error, "there is no run to resume"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["something"]
+    (tmp_path / "run" / "recipe.toml").touch()
+    assert main(["train", *small]) == 2
     assert (
         "exists already; use another --run.folder, or resume it by adloco train --resume"
         in capsys.readouterr().err
     )
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["something"]
 
 
 def test_a_text_shorter_than_a_window(
@@ -374,7 +380,7 @@ def test_a_damaged_cache_is_made_again(finished: Path, small: list[str], tmp_pat
         (["evaluate", "--trainer", "9"], "there is no trainer 9 in"),
         (
             ["generate", "--prompt", "x", "--temperature", "nan"],
-            "temperature 0 or >= 1e-06 and finite, got 200 and nan",
+            "temperature must be 0, or >= 1e-06 and finite, got nan",
         ),
         (["generate", "--prompt", "x", "--tokens", "0"], "tokens must be > 0"),
         (
@@ -422,6 +428,11 @@ def test_non_finite_loss_stops_and_the_last_checkpoint_stays_good(
 
 def test_unknown_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     refused(["trian"], "there is no command 'trian' (did you mean 'train'?)", capsys)
+    refused(["Train"], "there is no command 'Train' (did you mean 'train'?)", capsys)
+    refused(["train", "DiLoCo"], "(did you mean 'diloco'?)", capsys)
+    for dash in "\u2013\u2014":  # As word processors write two.
+        words = ["train", "diloco", f"{dash}run.tokens", "5"]
+        refused(words, "(did you mean --run.tokens?)", capsys)
     refused(["--verson"], "there is no command '--verson' (did you mean '--version'?)", capsys)
     for words in ([], ["help"], ["-h"], ["--help"]):
         assert main(words) == 0

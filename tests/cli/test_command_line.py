@@ -126,6 +126,12 @@ def test_recipes_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture
         assert re.fullmatch(r"\S+ +[A-Z].{20,}\.", line) and len(line) <= 80
 
 
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `adloco recipes >&-`, for which Python has no stdout."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["recipes"]) == 0
+
+
 def test_config_marks_what_differs_from_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(["config", "ddp", "--inner.lr", "0.5"], capsys).splitlines()
     assert 'name = "ddp"  # default: ""' in lines

@@ -41,6 +41,15 @@ def test_a_console_shows_text_as_it_is() -> None:
     assert printable(printed) == printed
 
 
+def test_what_the_encoding_of_the_output_lacks_is_a_question_mark() -> None:
+    """A run that was trained to its end must not fail over the quotes of its last lines."""
+    console = open_console()
+    console.file = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", write_through=True)
+    console.print("\u201cGr\u00f6\u00dfe\u201d")
+    assert console.file.buffer.getvalue() == "?Gr\u00f6\u00dfe?\n".encode("latin-1")
+    assert printable("|G|\u00b2", "ascii") == "|G|?"
+
+
 def test_a_hostile_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "runs"
     bad = folder / "[bold]a[\x1b[31mred"

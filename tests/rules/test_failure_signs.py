@@ -165,6 +165,23 @@ def test_workers_whose_cosine_falls() -> None:
     assert all_signs(cosines(*[-0.2] * 5, *[-0.5] * 10), CAP) == []
 
 
+def test_a_lossy_format_hides_what_workers_have_in_common() -> None:
+    """The first ten rounds of `adloco train diloco --run.tokens 200k`, whose loss falls."""
+    cosine = (0.45, 0.25, 0.15, 0.08, 0.06, 0.05, 0.05, 0.06, 0.06, 0.07)
+    error = (0.53, 0.60, 0.63, 0.65, 0.66, 0.67, 0.67, 0.67, 0.68, 0.68)
+    pairs = [*zip(cosine, error, strict=True)]
+    rounds = [
+        record(number, row(cosine_similarity=alike, wire_error=lost))
+        for number, (alike, lost) in enumerate(pairs, 1)
+    ]
+    assert all_signs(rounds, CAP) == []
+    fewer_lost = [
+        record(number, row(cosine_similarity=alike, wire_error=lost / 2))
+        for number, (alike, lost) in enumerate(pairs, 1)
+    ]
+    assert only(fewer_lost).kind == "workers disagree"
+
+
 def test_numbers_that_are_not_finite() -> None:
     workers = [
         {"worker": worker, "trainer": worker // 2, "skipped_steps": steps, "restarts": restarts}

@@ -105,6 +105,26 @@ def test_folders_become_arms_by_their_settings(tmp_path: Path) -> None:
         plan_runs([one, one], [], 1, tmp_path / "study")
 
 
+def test_a_run_beside_the_recipe_that_it_is_of(tmp_path: Path) -> None:
+    """As in `adloco compare runs/adaptive diloco`; the files of runs have resolved settings."""
+    resolved = ("learning_rate.total_tokens", "30000"), ("run.precision", "bf16")
+    budget = ("run.tokens", "30000")
+    own = [("batch.rule", "ramp"), ("batch.first", "4"), ("batch.last", "64")]
+    flags = *own, ("batch.over_samples", "9375"), budget, *resolved
+    given = finished(tmp_path / "given", *flags)
+    name = "diloco, batch.rule ramp, batch.first 4, batch.last 64"
+    for whats, names in [
+        ([given, "diloco"], [name, "diloco"]),
+        (["diloco", given], ["diloco", name]),
+    ]:
+        runs = plan_runs(whats, [budget], 1, tmp_path / "study")
+        assert [run.arm for run in runs] == names
+        assert not [text for text in differences(runs) if "total_tokens" in text]
+    same = finished(tmp_path / "same", budget, *resolved)
+    runs = plan_runs([same, "diloco"], [budget], 1, tmp_path / "study")
+    assert [run.arm for run in runs] == ["diloco 2", "diloco"]
+
+
 def test_inequality_within_an_arm_is_seen(tmp_path: Path) -> None:
     run = plan_runs(["diloco"], [], 1, tmp_path)[0]
     other = replace(run, recipe=replace(run.recipe, run=replace(run.recipe.run, rounds=5)))

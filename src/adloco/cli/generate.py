@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from adloco.cli.arguments import ModelCommand, argument
-from adloco.cli.terminal import printable
+from adloco.cli.terminal import open_console, printable
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,8 @@ class Generate(ModelCommand):
             temperature=self.temperature,
             seed=self.seed,
         )
+        encoding = open_console().encoding
         for piece in pieces:
-            print(printable(piece), end="", flush=True)
+            print(printable(piece, encoding), end="", flush=True)
         print()
         return 0

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = _run(words)
-        sys.stdout.flush()  # Here, so that a closed pipe is handled below and not at exit.
+        if sys.stdout:  # None if it was closed, as by `adloco train >&-`.
+            sys.stdout.flush()  # Here, so that a closed pipe is handled below and not at exit.
         return code
     except BrokenPipeError:
         # The reader of our output went away, as in `adloco config | head`.
@@ -132,7 +133,7 @@ def parse_line(words: list[str]) -> Command:
     known = (*commands.choices, "-h", "--help", "-V", "--version")
     if name not in known:
         names = ", ".join(commands.choices)
-        nearest = difflib.get_close_matches(name, known, n=1)
+        nearest = difflib.get_close_matches(name.lower(), known, n=1)
         suggestion = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"there is no command {name!r}{suggestion}; commands are {names}")
     command = commands.choices.get(name, parser)
@@ -175,12 +176,13 @@ def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
     """A suggestion for an unknown word: settings without their section or by another name, or the
     nearest option.
     """
-    option = word.partition("=")[0]
-    if not option.startswith("--"):
+    # The dashes, which all have, would make any two options similar; word processors make longer
+    # ones of two.
+    option = word.partition("=")[0].lstrip("-\u2013\u2014")
+    if word.startswith(option):
         return ""
-    # The dashes, which all have, would make any two options similar.
     options = re.findall(r"--([\w.-]+)", command.format_usage())
-    near = difflib.get_close_matches(option.removeprefix("--"), options, n=1)
+    near = difflib.get_close_matches(option, options, n=1)
     meant = [f"--{name}" for name in near]
     if takes_settings:
         from adloco.config.finding import settings_meant, settings_near

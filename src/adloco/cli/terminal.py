@@ -21,12 +21,13 @@ CONTROLS = re.compile(
 )
 
 
-def printable(text: str) -> str:
+def printable(text: str, encoding: str = "utf-8") -> str:
     """The text without escape sequences and control characters other than line ends and tabs.
 
-    Half a surrogate pair, as in a file name that is not UTF-8, becomes a question mark.
+    What the encoding lacks, and half a surrogate pair, as in a file name that is not UTF-8, becomes
+    a question mark.
     """
-    return CONTROLS.sub("", text).encode("utf-8", "replace").decode()
+    return CONTROLS.sub("", text).encode(encoding, "replace").decode(encoding)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Printable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
         for segment in console.render(self.content, options):
             # Rich's own control codes are segments apart from text.
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            text = segment.text if segment.control else printable(segment.text, options.encoding)
+            yield segment._replace(text=text)
 
 
 def open_console(*, quiet: bool = False) -> Console:

@@ -194,5 +194,5 @@ def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, st
         for name in settings_meant(key)
         if f"{section}.{key}" not in settings_meant(key)
     ]
-    meant = meant or [repr(name) for name in difflib.get_close_matches(word, allowed, n=1)]
+    meant = meant or [repr(name) for name in difflib.get_close_matches(word.lower(), allowed, n=1)]
     return f" (did you mean {' or '.join(meant)}?)" if meant else ""

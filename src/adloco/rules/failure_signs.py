@@ -49,6 +49,10 @@ has the squared norm 0.1 + 0.9 / 10. Healthy runs stay above it while the learni
 """
 COSINE_FALL = 1 / 3
 """Healthy cosines fell to half of their start, when the learning rate had decayed."""
+COSINE_ERROR = 0.5
+"""A format that loses more of the norm hides what workers have in common: the recipe `diloco` sends
+1 bit and loses 0.5 to 0.8; its cosines fall from 0.5 to 0.05, and with 4 bits only to 0.16.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +182,7 @@ def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
         min(len(recent), len(first)) == COSINE_ROUNDS
         and fmean(first) >= COSINE_START
         and fmean(recent) <= min(COSINE_LOW, COSINE_FALL * fmean(first))
+        and max(_numbers(window, trainer, "wire_error"), default=0) <= COSINE_ERROR
     ):
         yield past.sign(
             "workers disagree",

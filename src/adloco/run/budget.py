@@ -99,10 +99,10 @@ class Budget:
             every: H in force in it.
         """
         return (
-            f"the budget ends after {steps} inner steps, within the first round of "
-            f"method.sync_every = {every}: no step follows a full sync, a batch test or a merge, "
-            "so their settings hardly matter; raise the budget (recipe section [run]) or lower "
-            "method.sync_every"
+            f"the budget ends after {steps} inner step{'s' * (steps != 1)}, within the first round "
+            f"of method.sync_every = {every}: no step follows a full sync, a batch test or a "
+            "merge, so their settings hardly matter; raise the budget (recipe section [run]) or "
+            "lower method.sync_every"
             if steps < every
             else ""
         )

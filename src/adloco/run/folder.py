@@ -139,6 +139,8 @@ def _clear(folder: Path) -> None:
 
 
 def _taken(folder: Path) -> str:
+    if not (folder / RECIPE).is_file():
+        return f"--run.folder {str(folder)!r} is neither new nor an empty folder; give one that is"
     return (
         f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
         f"adloco train --resume {folder}"

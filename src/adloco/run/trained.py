@@ -196,10 +196,10 @@ def continued(
     max_tokens, seed = _whole("tokens", max_tokens), _whole("seed", seed)
     require(isinstance(temperature, Real), f"temperature must be a number, got {temperature!r}")
     require(not half_pair(prompt), "the prompt holds bytes that are no UTF-8 text")
+    require(max_tokens > 0, f"tokens must be > 0, got {max_tokens}")
     require(
-        max_tokens > 0 and (temperature == 0 or COLDEST <= temperature < math.inf),
-        f"tokens must be > 0 and temperature 0 or >= {COLDEST} and finite, got {max_tokens} and "
-        f"{temperature}",
+        temperature == 0 or COLDEST <= temperature < math.inf,
+        f"temperature must be 0, or >= {COLDEST} and finite, got {temperature}",
     )
     require(-(2**63) <= seed < 2**63, f"seed must be >= -2^63 and < 2^63, got {seed}")
     require(

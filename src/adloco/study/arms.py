@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,12 @@ class StudyRun:
 
     @property
     def settings(self) -> dict[str, str]:
-        """All settings as text; the type that `run.precision` auto took, once the run has begun."""
+        """All settings as text; 0 for a schedule that ends with the budget, as in recipes, and the
+        type that `run.precision` auto took, once the run has begun.
+        """
         named = {name: str(value) for name, value in named_settings(self.recipe).items()}
+        if named["learning_rate.total_tokens"] == named["run.tokens"]:
+            named["learning_rate.total_tokens"] = "0"
         if named["run.precision"] == "auto":
             named["run.precision"] = self.environment.get("precision", "auto")
         return named
@@ -199,12 +203,14 @@ def _identity(run: StudyRun) -> dict[str, str]:
     return {key: value for key, value in named if not known.get(key, Facts()).traceless}
 
 
-def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
+def _arms_of_folders(runs: Sequence[StudyRun]) -> list[StudyRun]:
     """Put runs that were given by folders and differ in their seed alone into one arm. An arm whose
-    name is taken is named by the settings in which it differs from the arm that has it.
+    name is taken is named by the settings in which it differs from the arm that has it. Recipes
+    keep their names, wherever they stand.
     """
     arms: dict[str, str] = {}
-    first: dict[str, dict[str, str]] = {}
+    first = {run.arm: run.settings for run in runs if not run.given}
+    recipes = [*first]
     result = []
     for run in runs:
         if not run.given:
@@ -214,11 +220,12 @@ def _arms_of_folders(runs: Iterable[StudyRun]) -> list[StudyRun]:
         del settings["run.seed"]
         key = json.dumps(settings, sort_keys=True)
         if key not in arms:
-            taken = {*arms.values(), *(other.arm for other in result if not other.given)}
+            taken = {*arms.values(), *recipes}
             known = first.setdefault(run.arm, settings)
-            other = [name for name, value in settings.items() if known.get(name) != value]
-            if "run.tokens" in other and "learning_rate.total_tokens" in other:
-                other.remove("learning_rate.total_tokens")  # It follows the budget.
+            # A recipe's run that has not begun does not know yet what auto is.
+            other = [
+                name for name, value in settings.items() if known.get(name) not in (value, "auto")
+            ]
             named = (f"{name} {settings[name] or EMPTY}" for name in other[:NAMED_CHANGES])
             changes = ", ".join(named)
             name = f"{run.arm}, {changes}" if changes and run.arm in taken else run.arm
