@@ -1,6 +1,7 @@
 """Order, sources, corpora and caches."""
 
 import json
+import os
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,20 @@ def test_cache_is_written_once_and_keyed_by_source_and_tokenizer(tmp_path: Path)
     assert open_cache(data).folder != first.folder
     assert not list((tmp_path / "cache").glob(".writing-*"))
     assert json.loads((first.folder / "meta.json").read_text())["dtype"] == "uint16"
+
+
+def test_two_texts_of_one_name_size_and_time_are_two_sources(tmp_path: Path) -> None:
+    """Archives and images that are made reproducibly set all times to one value."""
+    sources = list[DataSettings]()
+    for word in ("left", "more"):
+        file = tmp_path / word / "text.txt"
+        file.parent.mkdir()
+        file.write_text(word * 100)
+        os.utime(file, (0, 0))
+        cache = str(tmp_path / ".c")
+        sources += [DataSettings(path=str(at), cache=cache) for at in (file, file.parent)]
+    begins = [bytes(open_cache(data).train[:4].tolist()) for data in sources]
+    assert begins == [b"left", b"left", b"more", b"more"]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
 
 
 def source_digest(data: DataSettings) -> str:
-    """Changes when the source may have changed: from the names, sizes and times of its files; of
+    """Changes when the source may have changed: from the paths, sizes and times of its files; of
     a function, from its rows, which are all read; empty for a dataset on the hub.
     """
     if data.dataset:
@@ -142,7 +142,7 @@ def source_digest(data: DataSettings) -> str:
         return digest.hexdigest()
     if data.path:
         path = expanded(data.path)
-        return files_digest(path if path.is_dir() else path.parent, files_at(path))
+        return files_digest(path, files_at(path))
     return files_digest(LIBRARY, library_files())
 
 
