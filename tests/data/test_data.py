@@ -1,15 +1,20 @@
 """Order, sources, corpora and caches."""
 
+import errno
 import json
+import os
+import shutil
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from adloco import TensorSource
+from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import cache_folder, data_files
 from adloco.data.sources import StreamOrder, TokenSource
@@ -208,6 +213,64 @@ def test_cache_is_written_once_and_keyed_by_source_and_tokenizer(tmp_path: Path)
     assert open_cache(data).folder != first.folder
     assert not list((tmp_path / "cache").glob(".writing-*"))
     assert json.loads((first.folder / "meta.json").read_text())["dtype"] == "uint16"
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+@pytest.mark.parametrize("bad_rows", ["error", "skip"])
+def test_a_failing_disk_is_named_and_skips_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str, bad_rows: Any
+) -> None:
+    """It was taken for a cache that cannot be written, where bpe:SIZE is trained on the text."""
+    text = tmp_path / "text.txt"
+    text.write_text("some words")
+
+    def read(file: Path) -> bytes:
+        if file == text:
+            raise OSError(errno.EIO, "Input/output error")
+        with file.open("rb") as opened:
+            return opened.read()
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    data = DataSettings(
+        path=str(text), cache=str(tmp_path / "c"), tokenizer=tokenizer, bad_rows=bad_rows
+    )
+    with pytest.raises(SourceUnreachableError) as error:
+        open_cache(data)
+    assert str(error.value) == f"{text} cannot be read (Input/output error); mend or remove it"
+
+
+@pytest.mark.parametrize("left", [[], ["pretrained/tokenizer.json"]])
+def test_a_cache_that_was_never_begun_stands_in_the_way_of_no_tokenizer(
+    tmp_path: Path, left: list[str]
+) -> None:
+    """A process was killed between making the folder and its first commit, or is not there yet."""
+    (tmp_path / "text.txt").write_text("some words and more " * 50)
+    data = DataSettings(
+        path=str(tmp_path / "text.txt"), cache=str(tmp_path / "c"), tokenizer="bpe:300"
+    )
+    cache = open_cache(data)
+    shutil.rmtree(cache.folder)
+    cache.folder.mkdir()
+    for name in left:
+        (cache.folder / name).parent.mkdir()
+        (cache.folder / name).write_text("{")
+    again = open_cache(data, cache.tokenizer)
+    assert again.train_windows(16, 0) > 0
+    assert again.corpus == cache.corpus
+
+
+def test_two_texts_of_one_name_size_and_time_are_two_sources(tmp_path: Path) -> None:
+    """Archives and images that are made reproducibly set all times to one value."""
+    sources = list[DataSettings]()
+    for word in ("left", "more"):
+        file = tmp_path / word / "text.txt"
+        file.parent.mkdir()
+        file.write_text(word * 100)
+        os.utime(file, (0, 0))
+        cache = str(tmp_path / ".c")
+        sources += [DataSettings(path=str(at), cache=cache) for at in (file, file.parent)]
+    begins = [bytes(open_cache(data).train[:4].tolist()) for data in sources]
+    assert begins == [b"left", b"left", b"more", b"more"]
 
 
 @pytest.mark.parametrize(

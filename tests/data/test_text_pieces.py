@@ -73,6 +73,12 @@ def test_pieces_have_the_tokens_of_the_whole(examples: int, tmp_path: Path) -> N
     assert min(pieces.values()) > 3
 
 
+@pytest.mark.parametrize("end", ["\n", ".\n", "\r\n", " ", "\t"])
+def test_a_text_is_divided_whatever_ends_its_words(end: str) -> None:
+    """Prose ends its lines with punctuation, Windows with a carriage return before the newline."""
+    assert check(make_tokenizer("bpe:330", ["so it goes"]), f"goes{end}" * 20) > 10
+
+
 @needs_shared_data
 @cheap_and(many=3000, cheap=100)
 def test_tokenizers_of_others_are_divided_only_where_their_rules_are_known(examples: int) -> None:

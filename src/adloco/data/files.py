@@ -87,13 +87,20 @@ def reads(data: DataSettings, folder: Path) -> bool:
 
 
 def files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Digest of the names below a folder, the sizes and the times of files."""
+    """Digest of the names, sizes and times of files, and of the path that they are at or below:
+    two texts can be equal in all the others, where times were set to one value.
+    """
     stats = [
         (file.relative_to(root).as_posix(), file.stat() if file.exists() else None)
         for file in sorted(files)
     ]
     return hashlib.sha256(
-        repr([(name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats]).encode()
+        repr(
+            [
+                str(root.resolve()),
+                *((name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats),
+            ]
+        ).encode()
     ).hexdigest()
 
 

@@ -71,7 +71,7 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 
 
 def local_fingerprint(dataset: str) -> str:
-    """Digest of the names, sizes and times of a local dataset's files; empty for one on the hub."""
+    """Digest of the paths, sizes and times of a local dataset's files; empty for one on the hub."""
     root = expanded(dataset)
     if not root.is_dir():
         return ""

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from adloco.data.data_file import BadRow, Columns, DataFile, Row, no_column
+from adloco.data.data_file import (
+    BadRow,
+    Columns,
+    DataFile,
+    Numbered,
+    Row,
+    SourceUnreachableError,
+    no_column,
+)
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import (
     LIBRARY,
@@ -128,7 +136,7 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
 
 
 def source_digest(data: DataSettings) -> str:
-    """Changes when the source may have changed: from the names, sizes and times of its files; of
+    """Changes when the source may have changed: from the paths, sizes and times of its files; of
     a function, from its rows, which are all read; empty for a dataset on the hub.
     """
     if data.dataset:
@@ -142,7 +150,7 @@ def source_digest(data: DataSettings) -> str:
         return digest.hexdigest()
     if data.path:
         path = expanded(data.path)
-        return files_digest(path if path.is_dir() else path.parent, files_at(path))
+        return files_digest(path, files_at(path))
     return files_digest(LIBRARY, library_files())
 
 
@@ -165,7 +173,7 @@ class Rows:
         for file in self.files[len(at.file_rows) :]:
             if self._enough():
                 return
-            for number, item in file.read(self.columns, at.row - begin):
+            for number, item in self._read(file, at.row - begin):
                 where = (
                     f"{file.name} {file.unit} {number}"
                     if file.unit and not (isinstance(item, BadRow) and item.rest)
@@ -180,6 +188,15 @@ class Rows:
                     return
             at.file_rows.append(at.row - begin)
             begin = at.row
+
+    def _read(self, file: DataFile, start: int) -> Numbered:
+        """The rows of a file. A failure of the disk is no bad row: it may be gone next time."""
+        try:
+            yield from file.read(self.columns, start)
+        except OSError as error:
+            raise SourceUnreachableError(
+                f"{file.name} cannot be read ({error.strerror or error}); mend or remove it"
+            ) from error
 
     def _enough(self) -> bool:
         return 0 < self.limit <= self.position.row

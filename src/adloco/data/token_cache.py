@@ -24,7 +24,7 @@ from adloco.data.files import cache_folder, reads
 from adloco.data.rows import Position, left_out, source_digest, stages
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_bytes import TokenBytes
-from adloco.data.token_store import FORMAT, State, TokenStore
+from adloco.data.token_store import FORMAT, State, TokenStore, intact
 from adloco.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 from adloco.errors import require
 
@@ -177,7 +177,7 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
         # A tokenizer that was trained on the text is determined by the text and data.tokenizer, but
         # this one may have been trained on another text.
         by_name = named(data.tokenizer)
-        if by_name.is_dir() and load_tokenizer(by_name).fingerprint() == tokenizer.fingerprint():
+        if intact(by_name) and load_tokenizer(by_name).fingerprint() == tokenizer.fingerprint():
             folder = by_name
     try:
         store = TokenStore(

@@ -108,10 +108,10 @@ class TokenStore:
         self._pending_from = -1
         self._lock = FileLock(folder.with_name(f"{folder.name}.lock"))
         self._threads = RLock()
-        if not _intact(folder):
+        if not intact(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with self._lock:
-                if not _intact(folder):
+                if not intact(folder):
                     _begin(folder, source, tokenizer())
         self.state = _read(folder)
         for name, expected in self.state.tokenizer.items():
@@ -272,7 +272,7 @@ def _read(folder: Path) -> State:
     return state
 
 
-def _intact(folder: Path) -> bool:
+def intact(folder: Path) -> bool:
     """True if the folder is a store of this format that has all committed bytes."""
     try:
         state = _read(folder)
