@@ -1,5 +1,6 @@
 """Ranks that recover in place after one of them has failed: `run.on_rank_failure = "replace"`."""
 
+import io
 import json
 import os
 import signal
@@ -13,13 +14,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from rich.console import Console
 
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
-from adloco.config.recipe import build_recipe
+from adloco.cli.train_log import train_log
+from adloco.cli.training_loop import Training
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.rank_store import Quorum
+from adloco.distributed.testing import run_on_ranks
 from adloco.elastic import regroup
 from adloco.errors import RankFailureError
 from adloco.run.changes import read_changes
+from adloco.run.training_run import TrainingRun
 from tests.conftest import wait_for
 from tests.problems import without_timings
 from tests.warm_python import children_of
@@ -292,3 +300,69 @@ def test_a_store_that_is_gone_is_told_of_where_the_ranks_meet(
     assert part.failed(RankFailureError("rank 1 was ended by signal 9"))
     with pytest.raises(RankFailureError, match="that started the ranks ended"):
         part.meet()
+
+
+def trained_until_others_come(words: list[str]) -> int | None:
+    """The exit code of a rank in a run of two, when others have come to join after its first
+    round; the second rank is told to stop in that moment.
+    """
+    settings, _ = take_settings(words)
+    recipe = build_recipe(override(read_values("diloco"), settings))
+    rank = dist.get_rank()
+    run = TrainingRun.create(recipe)
+    part = regroup.Regrouping(recipe, Quorum(members=(0, 1), process=rank), None, False)
+    part.recovers = True
+    part.opened(run)
+
+    def others_wait() -> bool:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    part.others_wait = others_wait  # type: ignore[method-assign]
+    with train_log(run) as log:
+        console = Console(file=io.StringIO())
+        return Training(run=run, console=console, log=log, regrouping=part).train([])
+
+
+def test_a_rank_that_is_told_to_leave_as_others_join(small: list[str]) -> None:
+    """All ranks take the same way then; else they would wait for each other."""
+    replace = [*small, "--run.on_rank_failure", "replace"]
+    assert run_on_ranks(trained_until_others_come, 2, replace) == [None, 130]
+
+
+def dropping(shape: tuple[int, int] = (1, 1)) -> regroup.Regrouping:
+    """The part of process 3 of four in a run with four workers, which drops those that failed."""
+    recipe = build_recipe(
+        {"method": {"workers_per_trainer": 4}, "run": {"on_rank_failure": "drop"}}
+    )
+    part = regroup.Regrouping(recipe, Quorum(members=(0, 1, 2, 3), process=3), None, False)
+    part._method, part._shape = recipe.method, shape
+    return part
+
+
+def test_a_rank_that_fails_while_the_others_resume_takes_its_workers_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no run yet then, whose placement says where workers live."""
+    found = [Quorum(number=1, members=(0, 2, 3), process=3)]
+    found += [Quorum(number=2, members=(0, 3), process=3)]
+    monkeypatch.setattr(regroup, "come", lambda quorum: None)
+    monkeypatch.setattr(regroup, "next_quorum", lambda *given: found.pop(0))
+    monkeypatch.setattr(regroup, "broadcast_state", lambda state: state)
+    part, dropped = dropping(), []
+    while found:
+        assert part.meet()
+        dropped.append(dict(part.given())["method.dropped"])
+    assert dropped == ["[1]", "[1, 2]"]
+
+
+def test_no_rank_continues_if_each_island_has_lost_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of two broken islands could make up a whole one, without a worker."""
+    monkeypatch.setattr(regroup, "come", lambda quorum: None)
+    after = Quorum(number=1, members=(1, 3), process=3)
+    monkeypatch.setattr(regroup, "next_quorum", lambda *given: after)
+    with pytest.raises(RankFailureError, match="each island of 2 ranks has lost one"):
+        dropping((2, 1)).meet()

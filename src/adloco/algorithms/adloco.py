@@ -19,7 +19,6 @@ from adloco.algorithms.method import (
     Method,
     Problem,
     Syncing,
-    island_of,
 )
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
@@ -34,6 +33,7 @@ from adloco.algorithms.stage import Option
 from adloco.algorithms.state_parts import RUN, of_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
+from adloco.distributed.launch.islands import island_of
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes

@@ -14,6 +14,7 @@ from signal import SIGINT
 
 from adloco.config.sections import Recipe
 from adloco.distributed.dtensor import forget_meshes
+from adloco.distributed.launch.islands import island_of
 from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.elastic.meeting import (
@@ -80,6 +81,7 @@ class Regrouping:
         shards, replicas = map(str, self._shape)
         # A rank that joins has not seen who failed.
         dropped = broadcast_state([*self._method.dropped])
+        self._method = replace(self._method, dropped=tuple(dropped))
         return [
             ("placement.shard_size", shards),
             ("placement.replica_size", replicas),
@@ -127,19 +129,34 @@ class Regrouping:
         come(self.quorum)  # Or the others could take this rank for failed while it writes.
         if run:
             run.saving.wait()  # All can resume from a checkpoint that is complete.
-        before, most_islands = self.quorum, len(self._method.living_workers)
+        most_islands = len(self._method.living_workers)
         seconds = self._settings.silent_seconds
-        quorum = next_quorum(before, self._shape, most_islands, seconds)
-        if quorum and run and self._settings.on_rank_failure == "drop":
-            failed = failed_islands(before, quorum, prod(self._shape))
-            method = self._method
-            gone = [each for each in method.living_workers if run.placement.owner(each) in failed]
-            self._method = replace(method, dropped=tuple(sorted({*method.dropped, *gone})))
+        quorum = next_quorum(self.quorum, self._shape, most_islands, seconds)
         del run
+        # One that was left out and has joined again is told by `given`.
+        stays = quorum is not None and quorum.number == self.quorum.number + 1
+        if quorum and stays and self._settings.on_rank_failure == "drop":
+            self._drop_workers(quorum)
         forget_meshes()
         gc.collect()  # Models and groups refer to each other in circles.
-        self.quorum = quorum or before
+        self.quorum = quorum or self.quorum
         return quorum is not None
+
+    def _drop_workers(self, after: Quorum) -> None:
+        """Leave out the workers of the islands that are not whole in the next quorum."""
+        size, method = prod(self._shape), self._method
+        failed = failed_islands(self.quorum, after, size)
+        living, islands = method.living_workers, len(self.quorum.members) // size
+        gone = {
+            worker
+            for place, worker in enumerate(living)
+            if island_of(place, len(living), islands) in failed
+        }
+        if gone == {*living}:
+            raise RankFailureError(
+                f"each island of {size} ranks has lost one, and no worker is left"
+            )
+        self._method = replace(method, dropped=tuple(sorted({*method.dropped, *gone})))
 
     def ended(self, code: int | None) -> None:
         """Tell the others how training has ended here.

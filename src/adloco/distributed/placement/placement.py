@@ -22,6 +22,7 @@ from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands, gathered
 from adloco.distributed.device import STREAMS
+from adloco.distributed.launch.islands import island_of
 from adloco.distributed.messages import (
     all_states,
     as_bytes,
@@ -129,7 +130,9 @@ class Placement:
 
     def owner(self, worker: int) -> int:
         """Number of the island that hosts the worker. Needs no other rank."""
-        return 0 if self._alone else self._places[worker] * self._num_islands // len(self._places)
+        if self._alone:
+            return 0
+        return island_of(self._places[worker], len(self._places), self._num_islands)
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         """The workers among these that live in this process. Needs no other rank."""
