@@ -82,7 +82,7 @@ def start_ranks(
     place = rendezvous() if rendezvous else on_this_machine(count)
     shared = {
         "WORLD_SIZE": str(place.world),
-        "GROUP_RANK": str(place.launcher),
+        "GROUP_RANK": str(place.machine),
         "GROUP_WORLD_SIZE": str(place.machines),
     }
     own = loopback() if environment is None else dict(environment)
