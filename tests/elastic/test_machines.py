@@ -105,11 +105,16 @@ def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
     with pytest.raises(RankFailureError, match="1 of 3 machines have come within 0.5 s"):
         on_machines(address, 3, 1, 0.5)
     monkeypatch.setattr(machines, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(proofs, "PROOF_SECONDS", 0.2)
     # TEST-NET-1 of RFC 5737: nobody has that address.
     with pytest.raises(RankFailureError, match=r"nobody has answered at 192\.0\.2\.1:29400"):
         on_machines(("192.0.2.1", 29400), 2, 1, 0.5)
     with pytest.raises(ValueError, match=r"no\.invalid:29400 cannot be used to meet"):
         on_machines(("no.invalid", 29400), 2, 1, 0.5)
+    with socket.create_server(address):  # Whatever it is, it says nothing.
+        for secret in (b"", SECRET):
+            with pytest.raises(RankFailureError, match="nobody has answered at"):
+                on_machines(address, 2, 1, 0.5, secret)
 
 
 GIVES_UP = """

@@ -15,8 +15,10 @@ connections proves it.
 import errno
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -168,7 +170,7 @@ def _found_store(
                     unless_found.callback(tunnel.close)
                 else:
                     _knock(address)
-                store = store_at(*(tunnel.address if tunnel else address))
+                store = _answering_store(tunnel.address if tunnel else address)
                 # One that closes belongs to a start of the run that has ended.
                 if store.check([OPEN]) and not store.check([CLOSING]):
                     found.append((store, tunnel))
@@ -200,11 +202,27 @@ def _tunnel_to(address: tuple[str, int], secret: bytes) -> Relay:
             "of the run the same secret in run.secret_file"
         ) from error
     except NoDoorError as error:
-        store_at(*address)  # Raises an error unless a store is there, which anyone may use.
+        _answering_store(address)  # An error unless a store is there, which anyone may use.
         raise ValueError(
             f"the machine at {_text(address)} asks for no secret, and this one has "
             "run.secret_file; give it to all machines of the run, or to none"
         ) from error
+
+
+def _answering_store(address: tuple[str, int]) -> Any:
+    """The store at an address; TimeoutError if nothing is said there. torch itself would wait for
+    ever for a process that is stopped, or that is no store and waits to be spoken to.
+    """
+    found = Future[Any]()
+
+    def look() -> None:
+        try:
+            found.set_result(store_at(*address))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=look, daemon=True).start()
+    return found.result(CONNECT_SECONDS)
 
 
 def _knock(address: tuple[str, int]) -> None:
