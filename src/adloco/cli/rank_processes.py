@@ -192,6 +192,10 @@ class RankEnd:
         anyone = isinstance(error, RankFailureError)
         self._end(str(self.advised(error)), exit_code(error), anyone=anyone)
 
+    def turned_away(self, error: Exception) -> None:
+        """Print why this rank, which has just joined, cannot take part, and end this process."""
+        self._end(str(error), exit_code(error))
+
     def after_signal(self, number: int) -> None:
         """Say that the signal came while this rank waited for another one; end this process."""
         self._end(
