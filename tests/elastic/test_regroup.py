@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,9 +332,15 @@ def test_a_rank_that_is_told_to_leave_as_others_join(small: list[str]) -> None:
     assert run_on_ranks(trained_until_others_come, 2, replace) == [None, 130]
 
 
-def dropping(monkeypatch: pytest.MonkeyPatch, *after: tuple[int, ...]) -> regroup.Regrouping:
-    """The part of process 3 in a run with four workers that drops those that failed; members of
-    the quorums after the first one, of processes 0 to 3.
+def dropping(
+    monkeypatch: pytest.MonkeyPatch, *after: tuple[int, ...], shards: int = 1
+) -> regroup.Regrouping:
+    """The part of process 3 in a run with four workers that drops those that failed.
+
+    Args:
+        monkeypatch: Sets who meets.
+        after: The members of each quorum after the first one, of processes 0 to 3.
+        shards: Ranks of an island.
     """
     found = [Quorum(number=at, members=each, process=3) for at, each in enumerate(after, start=1)]
     monkeypatch.setattr(regroup, "come", lambda quorum: None)
@@ -342,7 +349,13 @@ def dropping(monkeypatch: pytest.MonkeyPatch, *after: tuple[int, ...]) -> regrou
     method = {"workers_per_trainer": 4}
     recipe = build_recipe({"method": method, "run": {"on_rank_failure": "drop"}})
     part = regroup.Regrouping(recipe, Quorum(members=(0, 1, 2, 3), process=3), None)
-    part._shape, part._opened = (1, 1), (part.quorum, range(4))
+    run: Any = SimpleNamespace(
+        folder=Path("run"),
+        recipe=recipe,
+        placement=SimpleNamespace(shards=shards, ranks_per_worker=shards),
+        saving=SimpleNamespace(wait=lambda: None),
+    )
+    part.opened(run)
     return part
 
 
@@ -368,8 +381,7 @@ def test_no_rank_continues_if_each_island_has_lost_a_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of two broken islands could make up a whole one, without a worker."""
-    part = dropping(monkeypatch, (1, 3))
-    part._shape = (2, 1)
+    part = dropping(monkeypatch, (1, 3), shards=2)
     with pytest.raises(RankFailureError, match="each island of 2 ranks has lost one"):
         part.meet()
 

@@ -21,8 +21,8 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
 from adloco.data.sources import TokenSource
-from adloco.distributed.launch.islands import island_of
 from adloco.distributed.launch.launcher import this_rank
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.testing import run_on_ranks
 from adloco.run.records import Records
 from adloco.run.trackers import scalars

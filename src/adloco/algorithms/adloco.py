@@ -33,8 +33,8 @@ from adloco.algorithms.stage import Option
 from adloco.algorithms.state_parts import RUN, of_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
-from adloco.distributed.launch.islands import island_of
 from adloco.distributed.parallel.layers import layers
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object

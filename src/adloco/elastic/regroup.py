@@ -14,9 +14,9 @@ from signal import SIGINT
 from adloco.config.sections import Recipe
 from adloco.distributed.dtensor import forget_meshes
 from adloco.distributed.launch.failures import Notes
-from adloco.distributed.launch.islands import island_of
 from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
+from adloco.distributed.placement.islands import island_of
 from adloco.elastic.meeting import (
     can_grow,
     come,

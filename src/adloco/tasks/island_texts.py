@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from adloco.algorithms.evaluation import total
 from adloco.algorithms.method import Method, Source
 from adloco.data.data_settings import DataSettings
-from adloco.distributed.launch.islands import island_of
+from adloco.distributed.placement.islands import island_of
 from adloco.errors import require
 from adloco.tasks.task import Task, TaskData, TaskSettings
 

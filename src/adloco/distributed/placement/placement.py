@@ -22,7 +22,6 @@ from adloco.distributed.comm.buckets import BufferPool
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands, gathered
 from adloco.distributed.device import STREAMS
-from adloco.distributed.launch.islands import island_of
 from adloco.distributed.messages import (
     all_states,
     as_bytes,
@@ -35,6 +34,7 @@ from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
 from adloco.distributed.parallel.layers import Fill, written_tensors
 from adloco.distributed.parallel.whole_model import WholeModel
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.threads import (
     Item,
     Result,
