@@ -20,8 +20,8 @@ from adloco import (
     SwitchMode,
 )
 from adloco.distributed.dtensor import gather_shards
-from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import place
+from adloco.distributed.placement.islands import island_shape
 from adloco.distributed.testing import run_on_ranks
 from tests.algorithms.test_statistics import per_sample_gradients
 from tests.problems import BlockLM, adamw, cases, make_run, next_token, outer_sgd, sgd, tokens

@@ -4,12 +4,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from adloco.cli.rank_processes import Machines
 from adloco.config.settings import RunSettings
+from adloco.distributed.launch.rank_store import store_at
 from adloco.elastic import machines
 from adloco.elastic import secret as proofs
 from adloco.elastic.connections import open_sockets
@@ -31,6 +33,50 @@ def test_the_first_to_come_begin_and_a_later_one_joins(address: tuple[str, int])
     later = on_machines(address, 2, 2, 60)
     assert (later.launcher, later.first, later.world) == (2, 5, 5)
     assert [place.next_process() for place in (second, first, later)] == [7, 8, 9]
+
+
+COMES = """
+import sys
+from adloco.elastic.machines import on_machines
+on_machines(("127.0.0.1", int(sys.argv[1])), 3, 1, 60)
+"""
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_one_that_is_started_again_while_it_waits_counts_once(
+    address: tuple[str, int],
+) -> None:
+    """Else a run of three would begin with a machine that is gone, and wait for its ranks."""
+    places: list[Rendezvous] = []
+
+    def come() -> threading.Thread:
+        comes = threading.Thread(target=lambda: places.append(on_machines(address, 3, 2, 60)))
+        comes.start()
+        return comes
+
+    threads = [come()]
+    while not listens(address):
+        pass
+    store = store_at(*address)
+    with subprocess.Popen([sys.executable, "-c", COMES, str(address[1])]) as gone:
+        while not store.check(["count-1"]):
+            assert gone.poll() is None
+        gone.kill()
+    time.sleep(2)  # A launcher takes longer to start.
+    threads.append(come())
+    time.sleep(2)
+    assert not places, "two of three are here"
+    threads.append(come())
+    for thread in threads:
+        thread.join(60)
+    places.sort(key=lambda place: place.first)
+    assert [(place.machine, place.first, place.world) for place in places] == [
+        (0, 0, 6),
+        (1, 2, 6),
+        (2, 4, 6),
+    ]
+    assert [place.launcher for place in places] == [0, 2, 3]
+    assert [place.next_process() for place in places] == [6, 7, 8]
 
 
 def test_a_store_that_closes_is_left_to_those_who_used_it(address: tuple[str, int]) -> None:
@@ -64,6 +110,26 @@ def test_those_who_do_not_come_are_waited_for_no_longer_than_said(
         on_machines(("192.0.2.1", 29400), 2, 1, 0.5)
     with pytest.raises(ValueError, match=r"no\.invalid:29400 cannot be used to meet"):
         on_machines(("no.invalid", 29400), 2, 1, 0.5)
+
+
+ASKS = """
+import sys
+from adloco.elastic import machines, secret
+machines.CONNECT_SECONDS = secret.PROOF_SECONDS = 0.2
+machines.on_machines(("127.0.0.1", int(sys.argv[1])), 2, 1, 0.5, sys.argv[2].encode())
+"""
+
+
+@pytest.mark.usefixtures("warm_python")
+@pytest.mark.parametrize("secret", ["", pytest.param("sixteen bytes ok", marks=NIGHTLY)])
+def test_who_says_nothing_is_waited_for_no_longer_either(
+    secret: str, address: tuple[str, int]
+) -> None:
+    """Another service, or a launcher that is stopped; torch's own wait for it has no end."""
+    with socket.create_server(address):
+        line = [sys.executable, "-c", ASKS, str(address[1]), secret]
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert "RankFailureError: nobody has answered at 127.0.0.1" in ended.stderr
 
 
 GIVES_UP = """

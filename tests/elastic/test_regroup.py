@@ -1,5 +1,6 @@
 """Ranks that recover in place after one of them has failed: `run.on_rank_failure = "replace"`."""
 
+import io
 import json
 import os
 import signal
@@ -9,17 +10,25 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from rich.console import Console
 
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
-from adloco.config.recipe import build_recipe
+from adloco.cli.train_log import train_log
+from adloco.cli.training_loop import Training
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.rank_store import Quorum
+from adloco.distributed.testing import run_on_ranks
 from adloco.elastic import regroup
 from adloco.errors import RankFailureError
 from adloco.run.changes import read_changes
+from adloco.run.training_run import TrainingRun
 from tests.conftest import wait_for
 from tests.problems import without_timings
 from tests.warm_python import children_of
@@ -287,8 +296,138 @@ def test_a_store_that_is_gone_is_told_of_where_the_ranks_meet(
         raise RankFailureError("the process that started the ranks ended")
 
     monkeypatch.setattr(regroup, "come", gone)
-    part = regroup.Regrouping(build_recipe({}), Quorum(members=(0, 1), process=0), None, False)
+    part = regroup.Regrouping(build_recipe({}), Quorum(members=(0, 1), process=0), None)
     part.folder, part.recovers = Path("run"), True
     assert part.failed(RankFailureError("rank 1 was ended by signal 9"))
     with pytest.raises(RankFailureError, match="that started the ranks ended"):
         part.meet()
+
+
+def trained_until_others_come(words: list[str]) -> int | None:
+    """The exit code of a rank in a run of two, when others have come to join after its first
+    round; the second rank is told to stop in that moment.
+    """
+    settings, _ = take_settings(words)
+    recipe = build_recipe(override(read_values("diloco"), settings))
+    rank = dist.get_rank()
+    run = TrainingRun.create(recipe)
+    part = regroup.Regrouping(recipe, Quorum(members=(0, 1), process=rank), None)
+    part.recovers = True
+    part.opened(run)
+
+    def others_wait() -> bool:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    part.others_wait = others_wait  # type: ignore[method-assign]
+    with train_log(run) as log:
+        console = Console(file=io.StringIO())
+        return Training(run=run, console=console, log=log, regrouping=part).train([])
+
+
+def test_a_rank_that_is_told_to_leave_as_others_join(small: list[str]) -> None:
+    """All ranks take the same way then; else they would wait for each other."""
+    replace = [*small, "--run.on_rank_failure", "replace"]
+    assert run_on_ranks(trained_until_others_come, 2, replace) == [None, 130]
+
+
+def dropping(
+    monkeypatch: pytest.MonkeyPatch, *after: tuple[int, ...], shards: int = 1
+) -> regroup.Regrouping:
+    """The part of process 3 in a run with four workers that drops those that failed.
+
+    Args:
+        monkeypatch: Sets who meets.
+        after: The members of each quorum after the first one, of processes 0 to 3.
+        shards: Ranks of an island.
+    """
+    found = [Quorum(number=at, members=each, process=3) for at, each in enumerate(after, start=1)]
+    monkeypatch.setattr(regroup, "come", lambda quorum: None)
+    monkeypatch.setattr(regroup, "next_quorum", lambda *given: found.pop(0))
+    monkeypatch.setattr(regroup, "broadcast_state", lambda state: state)
+    method = {"workers_per_trainer": 4}
+    recipe = build_recipe({"method": method, "run": {"on_rank_failure": "drop"}})
+    part = regroup.Regrouping(recipe, Quorum(members=(0, 1, 2, 3), process=3), None)
+    run: Any = SimpleNamespace(
+        folder=Path("run"),
+        recipe=recipe,
+        placement=SimpleNamespace(shards=shards, ranks_per_worker=shards),
+        saving=SimpleNamespace(wait=lambda: None),
+    )
+    part.opened(run)
+    return part
+
+
+@pytest.mark.parametrize(
+    ("after", "dropped"),
+    [
+        ([(0, 2, 3), (0, 3)], ["[1]", "[1, 2]"]),
+        ([(0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 3)], ["[]", "[]", "[2]"]),
+    ],
+)
+def test_workers_go_with_ranks_that_trained_them(
+    after: list[tuple[int, ...]], dropped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a rank fails while the others resume; not if it has only just joined."""
+    part, found = dropping(monkeypatch, *after), []
+    for _ in after:
+        assert part.meet()
+        found.append(dict(part.given())["method.dropped"])
+    assert found == dropped
+
+
+def test_no_rank_continues_if_each_island_has_lost_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of two broken islands could make up a whole one, without a worker."""
+    part = dropping(monkeypatch, (1, 3), shards=2)
+    with pytest.raises(RankFailureError, match="each island of 2 ranks has lost one"):
+        part.meet()
+
+
+@pytest.mark.usefixtures("warm_python")
+@pytest.mark.nightly
+def test_a_machine_without_the_folder_joins_and_one_with_another_line_does_not(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Each has a disk of its own; the others train on when the wrong one is turned away."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = ["diloco", *small, "--run.folder", "run", "--evaluation.every", "1000"]
+    words += ["--method.workers_per_trainer", "4"]
+    endless = [*ADLOCO, "train", *words, "--restart", "--ranks", "1", "--machines", "2"]
+    endless += ["--meet", f"127.0.0.1:{port}", "--run.on_rank_failure", "replace"]
+    endless += ["--run.checkpoint_every", "1", "--run.copy_every", "1"]
+
+    def start(name: str, tokens: str = "100000000") -> subprocess.Popen[str]:
+        (tmp_path / name).mkdir()
+        line = [*endless, "--run.tokens", tokens]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(line, cwd=tmp_path / name, stdout=pipe, stderr=pipe, text=True)
+
+    folder, machines = tmp_path / "first" / "run", [start("first")]
+    try:
+        until(lambda: listens(port), machines[0])
+        machines.append(start("second"))
+        until((folder / "metrics.jsonl").exists, machines[0])
+        wrong = start("wrong", "90000000")
+        machines.append(wrong)
+        assert "run.tokens differs between ranks" in wrong.communicate(timeout=120)[1]
+        assert wrong.returncode == 2
+        until(lambda: "regroup" in kinds(folder), machines[0])
+        machines.append(start("third"))
+        until(lambda: "join" in kinds(folder), machines[0])
+        rounds = len(metrics(folder))
+        until(lambda: len(metrics(folder)) > rounds + 1, machines[0])
+        machines.remove(wrong)
+        for machine in machines:
+            machine.send_signal(signal.SIGINT)
+        said = [machine.communicate(timeout=120) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [130] * 3, said
+    assert "rank 2 has come and cannot take part: run.tokens differs" in said[0][0]
+    assert kinds(folder) == ["begin", "stop", "regroup", "stop", "join", "stop"]
+    assert_undisturbed(words, folder, tmp_path / "whole")

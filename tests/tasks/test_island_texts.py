@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from adloco import place
 from adloco.algorithms.evaluation import means, total
-from adloco.algorithms.method import SyncWeights, island_of
+from adloco.algorithms.method import SyncWeights
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
@@ -22,6 +22,7 @@ from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
 from adloco.data.sources import TokenSource
 from adloco.distributed.launch.launcher import this_rank
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.testing import run_on_ranks
 from adloco.run.records import Records
 from adloco.run.trackers import scalars

@@ -19,7 +19,6 @@ from adloco.algorithms.method import (
     Method,
     Problem,
     Syncing,
-    island_of,
 )
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
@@ -35,6 +34,7 @@ from adloco.algorithms.state_parts import RUN, of_workers
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.parallel.layers import layers
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object

@@ -60,13 +60,6 @@ class Source(Protocol):
         ...
 
 
-def island_of(stream: int, streams: int, islands: int) -> int:
-    """The island, from 0, whose text a stream reads. Islands have neighbouring streams, as
-    `Placement.owner` gives them neighbouring workers.
-    """
-    return stream * islands // streams
-
-
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """The training problem: a model, its loss and its data."""

@@ -16,10 +16,10 @@ from adloco.cluster.network import LOOPBACK, VARIABLES, address_towards, interfa
 from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.failures import readable
-from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.distributed.launch.rank_store import MEETING_POINT
+from adloco.distributed.placement.islands import island_shape
 from adloco.errors import OtherRankError, RankFailureError, exit_code, require
 from adloco.run.training_run import TrainingRun
 
@@ -191,6 +191,10 @@ class RankEnd:
         # Rank 0 may be the one that failed.
         anyone = isinstance(error, RankFailureError)
         self._end(str(self.advised(error)), exit_code(error), anyone=anyone)
+
+    def turned_away(self, error: Exception) -> None:
+        """Print why this rank, which has just joined, cannot take part, and end this process."""
+        self._end(str(error), exit_code(error))
 
     def after_signal(self, number: int) -> None:
         """Say that the signal came while this rank waited for another one; end this process."""

@@ -59,7 +59,7 @@ def train_here(arguments: "Train", alerts: Alerts) -> int:
     from adloco.elastic.copies import MemoryCopies
     from adloco.elastic.regroup import Regrouping
 
-    regrouping = Regrouping.begin(recipe, arguments.resume, arguments.trust_recipe)
+    regrouping = Regrouping.begin(recipe, arguments.resume)
     if regrouping is None:
         return 0
     process = _Process(arguments, settings, alerts, regrouping, MemoryCopies())
@@ -112,7 +112,7 @@ class _Process:
         try:
             with ExitStack() as opened, group:
                 console = open_console(quiet=this_rank() != 0)
-                run, given = self._open(console)
+                run, given = self._take_part(console)
                 log = opened.enter_context(train_log(run))
                 training = Training(
                     run=run,
@@ -140,6 +140,16 @@ class _Process:
             return self._regrouping.meet()
         except RankFailureError as error:
             raise self._ending.advised(error) from None
+
+    def _take_part(self, console: Console) -> tuple[TrainingRun, Settings]:
+        """`_open`; a rank that has just joined, with another recipe for instance, ends alone."""
+        try:
+            return self._open(console)
+        except (ValueError, OSError) as error:
+            if self._regrouping and self._regrouping.quorum.number and not self._joined:
+                self._regrouping.turned_away(error)
+                self._ending.turned_away(error)
+            raise
 
     def _open(self, console: Console) -> tuple[TrainingRun, Settings]:
         """Begin the run, or resume it; return it and the settings that it was given."""

@@ -104,7 +104,8 @@ class Training:
                     run.stop()
         if run.recipe.data.streaming and (amiss := run.task.skipped()):
             self._say(amiss, logging.WARNING)
-        if joining and not run.finished and not signals:
+        # Asked of all ranks, because one alone that was told to stop would wait for the others.
+        if joining and not run.finished and not run.placement.any(bool(signals)):
             self._say("other ranks have come; all continue together")
             return None
         if not run.finished:  # Stopped, here or on another rank.

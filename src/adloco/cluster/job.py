@@ -10,7 +10,7 @@ from pathlib import Path
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
-from adloco.distributed.launch.islands import island_shape
+from adloco.distributed.placement.islands import island_shape
 from adloco.dotted_path import load_object
 from adloco.errors import require
 

@@ -24,10 +24,10 @@ from adloco.cluster.network import (
     port_is_free,
 )
 from adloco.config.sections import Recipe
-from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.launch.rank_store import meeting_point
 from adloco.distributed.messages import all_states
+from adloco.distributed.placement.islands import island_shape
 from adloco.run.environment import choose_device, code_checksum
 
 SEEN_SECONDS = 5.0

@@ -82,7 +82,7 @@ def start_ranks(
     place = rendezvous() if rendezvous else on_this_machine(count)
     shared = {
         "WORLD_SIZE": str(place.world),
-        "GROUP_RANK": str(place.launcher),
+        "GROUP_RANK": str(place.machine),
         "GROUP_WORLD_SIZE": str(place.machines),
     }
     own = loopback() if environment is None else dict(environment)
@@ -167,6 +167,8 @@ class _Launcher:
             ends: True if a signal ends the run.
         """
         action = TABLE[self._state(process), seen].action
+        if seen is Seen.ERROR:  # The others may wait for it to form a group.
+            report_death(self._store, process, f"has ended with exit code {code}")
         if action is Action.END_ALL:
             # Those that are stopped would never end by themselves.
             self._deadline = min(self._deadline, time.monotonic() + FAILING_SECONDS)

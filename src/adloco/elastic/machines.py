@@ -13,9 +13,12 @@ connections proves it.
 """
 
 import errno
+import json
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +31,12 @@ from adloco.distributed.launch.rank_store import (
     store_at,
 )
 from adloco.elastic.door import Relay, open_door, open_tunnel
+from adloco.elastic.meeting import LAUNCHER_SECONDS
 from adloco.elastic.secret import AnotherSecretError, NoDoorError, asks_for_proof
+from adloco.elastic.watch import Silence
 from adloco.errors import RankFailureError, require
 
-OPEN, CLOSING = "open", "closing"
+OPEN, BEGIN, CLOSING = "open", "begin", "closing"
 LAUNCHERS, PROCESSES = "launchers", "processes"
 LOOK_SECONDS = 0.2
 END_SECONDS = 5.0
@@ -49,6 +54,9 @@ class Rendezvous:
     keeps_store: bool
     launcher: int
     """Number of this launcher, from 0."""
+    machine: int
+    """Number of this machine among those that begin the run; of one that comes later, a larger one.
+    """
     first: int
     """Id of the first rank that it starts; those of the others follow."""
     machines: int
@@ -162,7 +170,7 @@ def _found_store(
                     unless_found.callback(tunnel.close)
                 else:
                     _knock(address)
-                store = store_at(*(tunnel.address if tunnel else address))
+                store = _answering_store(tunnel.address if tunnel else address)
                 # One that closes belongs to a start of the run that has ended.
                 if store.check([OPEN]) and not store.check([CLOSING]):
                     found.append((store, tunnel))
@@ -194,11 +202,27 @@ def _tunnel_to(address: tuple[str, int], secret: bytes) -> Relay:
             "of the run the same secret in run.secret_file"
         ) from error
     except NoDoorError as error:
-        store_at(*address)  # Raises an error unless a store is there, which anyone may use.
+        _answering_store(address)  # An error unless a store is there, which anyone may use.
         raise ValueError(
             f"the machine at {_text(address)} asks for no secret, and this one has "
             "run.secret_file; give it to all machines of the run, or to none"
         ) from error
+
+
+def _answering_store(address: tuple[str, int]) -> Any:
+    """The store at an address; TimeoutError if nothing is said there. torch itself would wait for
+    ever for a process that is stopped, or that is no store and waits to be spoken to.
+    """
+    found = Future[Any]()
+
+    def look() -> None:
+        try:
+            found.set_result(store_at(*address))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=look, daemon=True).start()
+    return found.result(CONNECT_SECONDS)
 
 
 def _knock(address: tuple[str, int]) -> None:
@@ -217,31 +241,47 @@ def _knock(address: tuple[str, int]) -> None:
 def _enter(
     store: Any, relay: Relay | None, keeps: bool, machines: int, count: int, seconds: float
 ) -> Rendezvous:
-    """Take the next place at the store, and wait for those that begin the run."""
+    """Take the next place at the store, and wait for those that begin the run.
+
+    The launcher that keeps the store says who they are: the first to come of those that give signs
+    of life. One that was started again while it waited has another number then.
+    """
     launcher = int(store.add(LAUNCHERS, 1)) - 1
-    begins = launcher < machines
-    if begins:
-        first = int(store.add(PROCESSES, count)) - count
-        store.set(_counted(launcher), str(count))
+    store.set(_counted(launcher), str(count))
     if keeps:  # The others may come now: the first rank is here.
         store.set(OPEN, "")
-    all_begin = [_counted(each) for each in range(machines)]
-    if not _look_until(lambda: store.check(all_begin), seconds):
-        there = sum(store.check([key]) for key in all_begin)
+    silence = Silence(round(LAUNCHER_SECONDS / LOOK_SECONDS))
+
+    def here() -> dict[int, int]:
+        """The ranks of each launcher that waits."""
+        came = [each for each in range(store.add(LAUNCHERS, 0)) if store.check([_counted(each)])]
+        silent = silence.look({str(each): store.add(_waits(each), 0) for each in came})
+        return {each: int(store.get(_counted(each))) for each in came if str(each) not in silent}
+
+    def begun() -> bool:
+        store.add(_waits(launcher), 1)
+        if keeps and len(found := [*here().items()]) >= machines:
+            store.add(PROCESSES, sum(ranks for _, ranks in found[:machines]))
+            store.set(BEGIN, json.dumps(found[:machines]))
+        return bool(store.check([BEGIN]))
+
+    if not _look_until(begun, seconds):
         raise RankFailureError(
-            f"{there} of {machines} machines have come within {seconds:g} s; start the command on "
-            "the others too, or give a smaller number of --machines"
+            f"{len(here())} of {machines} machines have come within {seconds:g} s; start the "
+            "command on the others too, or give a smaller number of --machines"
         )
-    if not begins:
-        first = int(store.add(PROCESSES, count)) - count
-    world = sum(int(store.get(key)) for key in all_begin)
+    begin = json.loads(store.get(BEGIN))
+    numbers, counts = [each for each, _ in begin], [ranks for _, ranks in begin]
+    begins = launcher in numbers
+    machine = numbers.index(launcher) if begins else launcher
     return Rendezvous(
         store=store,
         keeps_store=keeps,
         launcher=launcher,
-        first=first,
+        machine=machine,
+        first=sum(counts[:machine]) if begins else int(store.add(PROCESSES, count)) - count,
         machines=machines,
-        world=world,
+        world=sum(counts),
         relay=relay,
     )
 
@@ -258,6 +298,11 @@ def _look_until(true: Callable[[], bool], seconds: float) -> bool:
 
 def _counted(launcher: int) -> str:
     return f"count-{launcher}"
+
+
+def _waits(launcher: int) -> str:
+    """The key of the signs of life of a launcher that waits for the others."""
+    return f"launcher-waits-{launcher}"
 
 
 def _ended(launcher: int) -> str:

@@ -7,15 +7,16 @@ table of what is seen and done, and `meeting.py` finds the next quorum.
 import gc
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from signal import SIGINT
 
 from adloco.config.sections import Recipe
 from adloco.distributed.dtensor import forget_meshes
+from adloco.distributed.launch.failures import Notes
 from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
+from adloco.distributed.placement.islands import island_of
 from adloco.elastic.meeting import (
     can_grow,
     come,
@@ -27,22 +28,18 @@ from adloco.elastic.meeting import (
 from adloco.elastic.store import end_all, leave
 from adloco.errors import RankFailureError
 from adloco.run.starts import Kind
-from adloco.run.stored import resumed_recipe
 from adloco.run.training_run import TrainingRun
 
 
 class Regrouping:
     """The memory of a rank from one quorum of its run to the next."""
 
-    def __init__(
-        self, recipe: Recipe, quorum: Quorum, resumed: Path | None, trust_recipe: bool
-    ) -> None:
+    def __init__(self, recipe: Recipe, quorum: Quorum, resumed: Path | None) -> None:
         """
         Args:
             recipe: Of the run.
             quorum: The first one that this process is in.
             resumed: Folder of the run to resume; None: the recipe says.
-            trust_recipe: As in `resumed_recipe`.
         """
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
@@ -54,7 +51,11 @@ class Regrouping:
         self.folder: Path | None = None
         """The folder of the run to resume; None until it has begun."""
         self._settings = recipe.run
+        # A machine that joins may not have the run's folder yet, in which they stand too.
+        self._num_workers, self._dropped = recipe.method.num_workers, {*recipe.method.dropped}
         self._run: TrainingRun | None = None
+        self._opened: tuple[Quorum, Sequence[int]] | None = None
+        """The quorum in which the run was opened here last, and the workers that it had then."""
         self._failure = ""
         """A sentence about the rank that failed last."""
         self._leaves = False
@@ -62,16 +63,20 @@ class Regrouping:
         if quorum.number:
             self.folder = resumed or Path(recipe.run.folder)
             self._shape = shape_of(quorum)
-            self._method = resumed_recipe(self.folder, (), trust_recipe=trust_recipe).method
 
     @staticmethod
-    def begin(recipe: Recipe, resumed: Path | None, trust_recipe: bool) -> "Regrouping | None":
+    def begin(recipe: Recipe, resumed: Path | None) -> "Regrouping | None":
         """The part of this process in a run, once it is in a quorum; None if the run ends before.
 
         Args: as those of the constructor.
         """
         quorum = first_quorum()
-        return Regrouping(recipe, quorum, resumed, trust_recipe) if quorum else None
+        return Regrouping(recipe, quorum, resumed) if quorum else None
+
+    @property
+    def _living(self) -> list[int]:
+        """The workers that train."""
+        return [worker for worker in range(self._num_workers) if worker not in self._dropped]
 
     def given(self) -> list[tuple[str, str]]:
         """The settings with which the run resumes in this quorum, by section.key. Called on all
@@ -79,7 +84,8 @@ class Regrouping:
         """
         shards, replicas = map(str, self._shape)
         # A rank that joins has not seen who failed.
-        dropped = broadcast_state([*self._method.dropped])
+        dropped = broadcast_state(sorted(self._dropped))
+        self._dropped = {*dropped}
         return [
             ("placement.shard_size", shards),
             ("placement.replica_size", replicas),
@@ -89,6 +95,11 @@ class Regrouping:
     def kind(self) -> Kind:
         """The word in starts.jsonl for the run when it resumes."""
         return "regroup" if self._failure else "join" if self.quorum.number else "resume"
+
+    def turned_away(self, error: Exception) -> None:
+        """Tell the others that this rank, which has just joined, cannot take part."""
+        why = f"rank {self.quorum.rank} has come and cannot take part: {error}"
+        Notes(self.quorum).add(RankFailureError(why))
 
     def opened(self, run: TrainingRun) -> None:
         """Take the run that has begun, or resumes, in this quorum."""
@@ -101,9 +112,11 @@ class Regrouping:
             )
             self._failure = ""
         self._run, self.folder = run, run.folder
+        self._opened = self.quorum, run.recipe.method.living_workers
         placement = run.placement
         self._shape = placement.shards, placement.ranks_per_worker // placement.shards
-        self._method = run.recipe.method
+        method = run.recipe.method
+        self._num_workers, self._dropped = method.num_workers, {*method.dropped}
 
     def failed(self, error: RankFailureError) -> bool:
         """Keep the message if the ranks recover from this, and meet; False if they cannot."""
@@ -127,19 +140,36 @@ class Regrouping:
         come(self.quorum)  # Or the others could take this rank for failed while it writes.
         if run:
             run.saving.wait()  # All can resume from a checkpoint that is complete.
-        before, most_islands = self.quorum, len(self._method.living_workers)
         seconds = self._settings.silent_seconds
-        quorum = next_quorum(before, self._shape, most_islands, seconds)
-        if quorum and run and self._settings.on_rank_failure == "drop":
-            failed = failed_islands(before, quorum, prod(self._shape))
-            method = self._method
-            gone = [each for each in method.living_workers if run.placement.owner(each) in failed]
-            self._method = replace(method, dropped=tuple(sorted({*method.dropped, *gone})))
+        quorum = next_quorum(self.quorum, self._shape, len(self._living), seconds)
         del run
+        if quorum and quorum.number > self.quorum.number + 1:
+            self._opened = None  # It was left out, and has joined again; `given` tells who is left.
+        if quorum and self._settings.on_rank_failure == "drop":
+            self._drop_workers(quorum)
         forget_meshes()
         gc.collect()  # Models and groups refer to each other in circles.
-        self.quorum = quorum or before
+        self.quorum = quorum or self.quorum
         return quorum is not None
+
+    def _drop_workers(self, after: Quorum) -> None:
+        """Leave out the workers of the islands that trained last and are not whole in the next
+        quorum. Those that have joined since then, and failed at once, had none yet.
+        """
+        if self._opened is None:
+            return
+        (before, living), size = self._opened, prod(self._shape)
+        failed = failed_islands(before, after, size)
+        islands = len(before.members) // size
+        self._dropped |= {
+            worker
+            for place, worker in enumerate(living)
+            if island_of(place, len(living), islands) in failed
+        }
+        if not self._living:
+            raise RankFailureError(
+                f"each island of {size} ranks has lost one, and no worker is left"
+            )
 
     def ended(self, code: int | None) -> None:
         """Tell the others how training has ended here.
@@ -156,8 +186,8 @@ class Regrouping:
         run = self._run
         if not self.recovers or run is None:
             return False
-        most_islands = len(self._method.living_workers)
-        asked = run.placement.is_rank_zero and can_grow(self.quorum, self._shape, most_islands)
+        most = len(self._living)
+        asked = run.placement.is_rank_zero and can_grow(self.quorum, self._shape, most)
         return run.placement.agree(asked)
 
     def others_continue(self, signals: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.distributed.launch.islands import island_shape
+from adloco.distributed.placement.islands import island_shape
 from adloco.errors import require
 from adloco.plan.cluster import Cluster
 from adloco.rules.batch_rules.constant import ConstantBatch

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from adloco.algorithms.adloco import AdLoCo
-from adloco.algorithms.method import Execution, Problem, island_of
+from adloco.algorithms.method import Execution, Problem
 from adloco.config.finding import code_named
 from adloco.config.recipe_text import to_toml, to_values
 from adloco.config.sections import Recipe
 from adloco.distributed.device_memory import free_memory, ran_out_of_memory
 from adloco.distributed.launch.launcher import place
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.models.fixed_values import changed_fixed

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.evaluation import total
-from adloco.algorithms.method import Method, Source, island_of
+from adloco.algorithms.method import Method, Source
 from adloco.data.data_settings import DataSettings
+from adloco.distributed.placement.islands import island_of
 from adloco.errors import require
 from adloco.tasks.task import Task, TaskData, TaskSettings
 

@@ -11,7 +11,6 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from adloco.distributed.launch.failures import Watch, shared_failures, wait_for_members
-from adloco.distributed.launch.islands import island_shape
 from adloco.distributed.launch.rank_store import (
     Quorum,
     check_restarts,
@@ -19,6 +18,7 @@ from adloco.distributed.launch.rank_store import (
     store_outlives_ranks,
 )
 from adloco.distributed.messages import all_states, broadcast_state
+from adloco.distributed.placement.islands import island_shape
 from adloco.distributed.placement.placement import (
     TIMEOUT_SECONDS,
     OneProcess,

@@ -34,6 +34,7 @@ from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
 from adloco.distributed.parallel.layers import Fill, written_tensors
 from adloco.distributed.parallel.whole_model import WholeModel
+from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.threads import (
     Item,
     Result,
@@ -129,7 +130,9 @@ class Placement:
 
     def owner(self, worker: int) -> int:
         """Number of the island that hosts the worker. Needs no other rank."""
-        return 0 if self._alone else self._places[worker] * self._num_islands // len(self._places)
+        if self._alone:
+            return 0
+        return island_of(self._places[worker], len(self._places), self._num_islands)
 
     def local(self, worker_ids: Sequence[int]) -> list[int]:
         """The workers among these that live in this process. Needs no other rank."""

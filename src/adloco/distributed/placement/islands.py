@@ -1,6 +1,13 @@
 """Divides ranks into islands, each of which serves one or more workers."""
 
 
+def island_of(place: int, places: int, islands: int) -> int:
+    """The island, from 0, that has this one of several workers or streams: neighbours share one,
+    and islands have equally many, as far as possible.
+    """
+    return place * islands // places
+
+
 def island_shape(
     count: int, num_workers: int, shard_size: int, replica_size: int
 ) -> tuple[int, int]:
