@@ -35,6 +35,17 @@ def plan(cluster: Path, *words: str) -> int:
     return main(["plan", "--cluster", str(cluster), "--parameters", "1e7", "--to", to, *words])
 
 
+def test_whose_speed_the_file_has_is_always_among_the_assumptions(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that was measured with another model would make the plan wrong."""
+    words = ["plan", "diloco", "--cluster", str(cluster), "--to", str(cluster.parent / "plan")]
+    axes = ["--method.sync_every", "10", "--wire.format", "fp32"]
+    assert main([*words, *axes, "--run.tokens", "1000000"]) == 0
+    said = capsys.readouterr().out
+    assert f"Islands train 869504 parameters at the speed in {cluster}." in said
+
+
 def test_a_plan_for_tokens(
     cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,10 @@ def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "there").mkdir()
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "there")]) == 2
     assert "exists already; give a folder that does not" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    below = str(tmp_path / "file" / "model")
+    assert main(["export", str(tmp_path / "run"), "--to", below]) == 2
+    assert f"--to '{below}' cannot be made (" in capsys.readouterr().err
     assert (
         main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "y"), "--trainer", "7"]) == 2
     )

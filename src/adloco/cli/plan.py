@@ -130,7 +130,7 @@ def _plan(arguments: Plan, file: Path) -> int:
                 *target.assumptions,
                 *(runs.assumptions if runs else ()),
                 *(measured.assumptions(names, cluster) if measured else ()),
-                *([f"Islands train {size:g} parameters at the speed in {file}."] if size else []),
+                f"Islands train {workload.parameters:g} parameters at the speed in {file}.",
             ),
         )
         plan = make_plan(found, workload, cluster, target, measured)

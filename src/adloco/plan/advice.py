@@ -142,7 +142,7 @@ def reasons_for(chosen: Prediction, predictions: Sequence[Prediction]) -> list[s
     for name, other in by_method(predictions).items():
         if name != chosen.candidate.name:
             said.append(
-                f"{other.candidate.label} takes {_times(other.seconds / chosen.seconds)} as long"
+                f"{other.candidate.label} takes {_times(other.seconds / chosen.seconds)} long"
                 f"{_more_bytes(other.bytes_sent, chosen.bytes_sent)}; "
                 f"{other.round.transfer / other.round.total:.0%} of its time are transfers, "
                 f"{other.round.waiting / other.round.total:.0%} waiting."
@@ -161,9 +161,10 @@ def reasons_for(chosen: Prediction, predictions: Sequence[Prediction]) -> list[s
 def _more_bytes(other: float, own: float) -> str:
     """What a candidate sends beside the chosen one, as the end of a sentence; empty if nothing."""
     if own:
-        return f" and sends {_times(other / own)} as many bytes"
+        return f" and sends {_times(other / own)} many bytes"
     return f" and sends {other:.3g} bytes, where this one sends none" if other else ""
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:,.0f} times" if ratio >= 100 else f"{ratio:.3g} times"
+    number = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+    return "as" if number == "1" else f"{number} times as"

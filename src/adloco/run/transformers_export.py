@@ -60,8 +60,12 @@ def export(
     )
     if labels:
         _name_classes(trained, labels)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    outside = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        outside = Path(tempfile.mkdtemp(prefix=".exporting-", dir=folder.parent))
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror}); give another folder"
+        raise ValueError(f"--to {str(folder)!r} {problem}") from error
     temporary = outside / "model"
     temporary.mkdir()  # Others may read it, unlike what mkdtemp makes.
     try:
