@@ -75,7 +75,7 @@ class DataSettings:
     """Length of a sample, in tokens."""
     validation_fraction: float = setting(0.05, equal="validation windows")
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
-    spread evenly over the rows, or, if a path has too few rows for one, of the end of each.
+    spread evenly over the rows, or, if there are too few rows for one, of the end of each.
     """
     islands: Mapping[str, Mapping[str, Any]] = setting(
         factory=dict, resume="free", of_rank=True, equal="data"
