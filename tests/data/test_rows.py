@@ -57,7 +57,7 @@ def test_splits_samples_and_starts(local: str) -> None:
         dataset=local, validation_split="validation", samples=25, validation_samples=3
     )
     assert (texts(given, "train"), texts(given, "validation")) == (list(range(25)), [100, 101, 102])
-    position = Position(row=22, file_rows=[10, 10])
+    position = Position(row=22, files=2, rows_of_files=20)
     rest = [number for number, _ in open_rows(given, stages(given)[-1], TEXT, position)]
     assert rest == [22, 23, 24]
     every = DataSettings(dataset=local, validation_fraction=0.1)
@@ -131,10 +131,13 @@ def test_reading_resumes_anywhere_without_opening_what_was_read(local: str) -> N
     for cut in (0, 1, 9, 10, 11, 20, 27, 28):
         rows = open_rows(data, stage, TEXT, Position())
         before = [item for item, _ in zip(rows, range(cut), strict=False)] if cut else []
-        resumed = Position(row=cut, file_rows=[10] * ((cut - 1) // 10) if cut else [])
+        files = (cut - 1) // 10 if cut else 0
+        resumed = Position(row=cut, files=files, rows_of_files=10 * files)
         assert before + list(open_rows(data, stage, TEXT, resumed)) == whole
     (Path(local) / "train-0.jsonl").write_bytes(b"damaged")
-    assert len(list(open_rows(data, stage, TEXT, Position(row=12, file_rows=[10])))) == 16
+    assert (
+        len(list(open_rows(data, stage, TEXT, Position(row=12, files=1, rows_of_files=10)))) == 16
+    )
 
 
 BAD: dict[str, tuple[bytes, str, int, str]] = {

@@ -27,7 +27,10 @@ def chunks_after(data: DataSettings, state: State) -> Iterator[Chunk]:
     """
     passes = stages(data)
     position = Position(
-        row=state.row, file_rows=list(state.file_rows), skipped=Counter(state.skipped)
+        row=state.row,
+        files=state.files,
+        rows_of_files=state.rows_of_files,
+        skipped=Counter(state.skipped),
     )
     before = state.rows - state.row
     for index in range(state.stage, len(passes)):
@@ -44,8 +47,13 @@ def chunks_after(data: DataSettings, state: State) -> Iterator[Chunk]:
         last = index + 1 == len(passes)
         require(
             not last or before > position.skipped.total(),
-            f"{data.source} holds no text; give a text file, a folder of them, or jsonl/parquet "
-            f"with column {data.text_column!r}",
+            f"{data.source} holds no text; "
+            + (
+                "it must return rows, and the same ones whenever it is called"
+                if data.factory
+                else "give a text file, a folder of them, or jsonl/parquet with column "
+                f"{data.text_column!r}"
+            ),
         )
         yield _chunk(texts, position, stage=index + 1, rows=before, complete=last)
 
@@ -84,7 +92,8 @@ def _chunk(texts: Texts, position: Position, **after: Any) -> Chunk:
         texts=texts,
         after={
             "row": position.row,
-            "file_rows": list(position.file_rows),
+            "files": position.files,
+            "rows_of_files": position.rows_of_files,
             "skipped": dict(position.skipped),
             **after,
         },

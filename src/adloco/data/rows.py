@@ -109,8 +109,10 @@ class Position:
 
     row: int = 0
     """Number of the next row, from 0, over all files."""
-    file_rows: list[int] = field(default_factory=list)
-    """Number of rows of each file that was read to its end; these files are not opened again."""
+    files: int = 0
+    """Files that were read to their end; they are not opened again."""
+    rows_of_files: int = 0
+    """Rows of these files."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Reason -> number of rows left out so far."""
 
@@ -169,11 +171,10 @@ class Rows:
 
     def __iter__(self) -> Iterator[tuple[int, Row | None]]:
         at = self.position
-        begin = sum(at.file_rows)
-        for file in self.files[len(at.file_rows) :]:
+        for file in self.files[at.files :]:
             if self._enough():
                 return
-            for number, item in self._read(file, at.row - begin):
+            for number, item in self._read(file, at.row - at.rows_of_files):
                 where = (
                     f"{file.name} {file.unit} {number}"
                     if file.unit and not (isinstance(item, BadRow) and item.rest)
@@ -186,8 +187,7 @@ class Rows:
                 yield at.row - 1, row
                 if self._enough():
                     return
-            at.file_rows.append(at.row - begin)
-            begin = at.row
+            at.files, at.rows_of_files = at.files + 1, at.row
 
     def _read(self, file: DataFile, start: int) -> Numbered:
         """The rows of a file. A failure of the disk is no bad row: it may be gone next time."""

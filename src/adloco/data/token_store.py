@@ -67,7 +67,9 @@ class State:
     stage: int = 0
     row: int = 0
     """Rows read of this stage."""
-    file_rows: list[int] = field(default_factory=list)
+    files: int = 0
+    """Files of this stage that were read to their end."""
+    rows_of_files: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     complete: bool = False
     tokenizer: dict[str, str] = field(default_factory=dict)
