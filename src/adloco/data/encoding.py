@@ -77,7 +77,6 @@ def encode_chunks(
 
 def encode(tokenizer: Tokenizer, texts: Texts, dtype: str) -> Arrays:
     """Tokens of texts, each ended by the end-of-text id, in one array per split."""
-
     end = [tokenizer.end_of_text]
 
     def ids_of(part: list[str]) -> Iterator[Sequence[int]]:
