@@ -82,7 +82,10 @@ def test_exported_is_trained(
 def test_a_type_whose_tokenizer_transformers_does_not_load_as_saved(
     name: str, text: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For a qwen2, AutoTokenizer takes one that cuts numbers into digits and composes accents."""
+    """For a qwen2, AutoTokenizer takes one that cuts numbers into digits and composes accents; in
+    transformers 5.3 it takes the one that was saved.
+    """
+    import transformers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     (tmp_path / "text").write_text("and in 2024 it was 2024 again, " * 200)
@@ -105,9 +108,11 @@ def test_a_type_whose_tokenizer_transformers_does_not_load_as_saved(
     assert main(["export", str(tmp_path / "run"), "--to", str(folder)]) == 0
     said, card = capsys.readouterr().out, (folder / "README.md").read_text()
     expected = load_trained(tmp_path / "run").stored.tokenizer.encode([text])[0]
-    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != expected
+    differs = AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != expected
+    assert differs or transformers.__version__ < "5.4"
     for notice in (said, card):
-        assert "for a Qwen2ForCausalLM: use PreTrainedTokenizerFast.from_pretrained(" in notice
+        told = "for a Qwen2ForCausalLM: use PreTrainedTokenizerFast.from_pretrained(" in notice
+        assert told == differs
     assert PreTrainedTokenizerFast.from_pretrained(folder)(text)["input_ids"] == expected
 
 
