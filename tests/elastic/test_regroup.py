@@ -59,6 +59,17 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.05)
 
 
+def interrupted_later(
+    folder: Path, machines: Sequence[subprocess.Popen[str]]
+) -> list[tuple[str, str]]:
+    """Interrupt the launchers after two more rounds; returns what each has said."""
+    rounds = len(metrics(folder))
+    until(lambda: len(metrics(folder)) > rounds + 1, machines[0])
+    for machine in machines:
+        machine.send_signal(signal.SIGINT)
+    return [machine.communicate(timeout=120) for machine in machines]
+
+
 def train_and(
     words: list[str],
     folder: Path,
@@ -224,11 +235,7 @@ def test_machines_whose_launchers_meet(
             machines[1].communicate()
             machines[1] = start()
             until(lambda: "join" in kinds(folder), machines[0])
-        rounds = len(metrics(folder))
-        until(lambda: len(metrics(folder)) > rounds + 1, machines[0])
-        for machine in machines:
-            machine.send_signal(signal.SIGINT)
-        said = [machine.communicate(timeout=120) for machine in machines]
+        said = interrupted_later(folder, machines)
     finally:
         for machine in machines:
             machine.kill()
@@ -418,12 +425,8 @@ def test_a_machine_without_the_folder_joins_and_one_with_another_line_does_not(
         until(lambda: "regroup" in kinds(folder), machines[0])
         machines.append(start("third"))
         until(lambda: "join" in kinds(folder), machines[0])
-        rounds = len(metrics(folder))
-        until(lambda: len(metrics(folder)) > rounds + 1, machines[0])
         machines.remove(wrong)
-        for machine in machines:
-            machine.send_signal(signal.SIGINT)
-        said = [machine.communicate(timeout=120) for machine in machines]
+        said = interrupted_later(folder, machines)
     finally:
         for machine in machines:
             machine.kill()
