@@ -9,8 +9,7 @@ import pyarrow.parquet
 from hypothesis import strategies as st
 
 from adloco.data.data_settings import DataSettings
-from adloco.data.rows import read_rows
-from tests.data.reading import read_all
+from tests.data.reading import SplitRows, read_all
 from tests.fuzzing import BITS, cheap_and, flip, fuzz
 
 PLAIN = st.one_of(
@@ -59,7 +58,7 @@ def read_or_refused(file: Path) -> tuple[int, int] | None:
             assert 0 < len(str(error)) < 3000 + len(str(file))
             if bad_rows == "skip":
                 assert "holds no text" in str(error)
-        labelled = read_rows(data, "train", {"text": str, "label": int})
+        labelled = SplitRows(data, "train", {"text": str, "label": int})
         try:
             assert all(type(row["text"]) is str and row["label"] >= 0 for row in labelled)
         except ValueError as error:

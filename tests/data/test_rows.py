@@ -15,7 +15,8 @@ import pytest
 from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.hub import dataset_file
-from adloco.data.rows import Position, Rows, open_rows, read_rows, stages
+from adloco.data.rows import Position, Rows, open_rows, stages
+from tests.data.reading import SplitRows
 from tests.problems import SHARED_DATA, needs_shared_data
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -49,7 +50,7 @@ def local(tmp_path: Path) -> str:
 
 
 def texts(data: DataSettings, split: Any) -> list[int]:
-    return [int(row["text"].removeprefix("text ")) for row in read_rows(data, split, TEXT)]
+    return [int(row["text"].removeprefix("text ")) for row in SplitRows(data, split, TEXT)]
 
 
 def test_splits_samples_and_starts(local: str) -> None:
@@ -93,26 +94,26 @@ def test_files_are_split_like_datasets(tmp_path: Path) -> None:
 
 def test_columns_and_their_types(local: str) -> None:
     data = DataSettings(dataset=local, samples=3, validation_samples=1)
-    assert list(read_rows(data, "train", {"text": str, "label": int})) == [
+    assert list(SplitRows(data, "train", {"text": str, "label": int})) == [
         {"text": "text 1", "label": 1},
         {"text": "text 2", "label": 0},
     ]
     with pytest.raises(ValueError, match="column 'text' is not a whole number but str"):
-        list(read_rows(data, "train", {"text": int}))
+        list(SplitRows(data, "train", {"text": int}))
     with pytest.raises(
         ValueError,
         match="train-0.jsonl row 1: column 'label' is not text but int; name a column that is",
     ):
-        list(read_rows(data, "train", {"label": str}))
+        list(SplitRows(data, "train", {"label": str}))
     with pytest.raises(
         ValueError, match=r"has no column 'sentiment'; name one of \['text', 'label', 'other'\]"
     ):
-        list(read_rows(data, "train", {"sentiment": int}))
+        list(SplitRows(data, "train", {"sentiment": int}))
     with pytest.raises(
         ValueError,
         match=r"has no column 'body'; set data.text_column to one of \['text', 'label', 'other'\]",
     ):
-        list(read_rows(DataSettings(dataset=local, text_column="body"), "train", {"body": str}))
+        list(SplitRows(DataSettings(dataset=local, text_column="body"), "train", {"body": str}))
 
 
 def test_only_the_rows_asked_for_are_read(local: str) -> None:
@@ -181,11 +182,11 @@ def test_bad_rows_of_a_dataset(name: str, tmp_path: Path) -> None:
         },
     )
     with pytest.raises(ValueError) as error:
-        list(read_rows(DataSettings(dataset=folder), "train", TEXT))
+        list(SplitRows(DataSettings(dataset=folder), "train", TEXT))
     assert "bad/train-1.jsonl" in str(error.value)
     assert message in str(error.value) or name == "columns"
     assert str(error.value).endswith("or leave such rows out with data.bad_rows skip")
-    rows = read_rows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT)
+    rows = SplitRows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT)
     assert len(list(rows)) == 4 + kept
     ((counted, count),) = rows.skipped.items()
     assert counted.startswith(reason)
@@ -203,8 +204,8 @@ def test_a_damaged_gzip_file(start: bytes, tmp_path: Path) -> None:
         ValueError,
         match=r"train-1.json.gz cannot be read from row 1 on \(.*\); mend or fetch the file again",
     ):
-        list(read_rows(DataSettings(dataset=folder), "train", TEXT))
-    rows = read_rows(
+        list(SplitRows(DataSettings(dataset=folder), "train", TEXT))
+    rows = SplitRows(
         DataSettings(dataset=folder, bad_rows="skip", validation_samples=1), "train", TEXT
     )
     assert len(list(rows)) == 6
@@ -215,7 +216,7 @@ def test_a_damaged_gzip_file(start: bytes, tmp_path: Path) -> None:
         match=r"cannot be opened \(Not a gzipped file .*\); mend or remove its first file, "
         r"from which the columns of all files are taken",
     ):
-        list(read_rows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT))
+        list(SplitRows(DataSettings(dataset=folder, bad_rows="skip"), "train", TEXT))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -233,15 +234,15 @@ def test_a_damaged_parquet_file(tmp_path: Path) -> None:
             match=r"train-1.parquet (cannot be read|is not a readable parquet file) from row 1 on "
             r".*; mend or ",
         ):
-            list(read_rows(data, "train", TEXT))
-        rows = read_rows(replace(data, bad_rows="skip"), "train", TEXT)
+            list(SplitRows(data, "train", TEXT))
+        rows = SplitRows(replace(data, bad_rows="skip"), "train", TEXT)
         assert len(list(rows)) == 9
         assert sum(rows.skipped.values()) == 1
 
 
 def test_a_file_that_vanishes(local: str) -> None:
     for data in (DataSettings(dataset=local), DataSettings(path=local)):
-        rows = iter(read_rows(data, "train", TEXT))
+        rows = iter(SplitRows(data, "train", TEXT))
         next(rows)
         (Path(local) / "train-1.jsonl").rename(Path(local) / "away")
         with pytest.raises(
@@ -249,7 +250,7 @@ def test_a_file_that_vanishes(local: str) -> None:
         ):
             list(rows)
         (Path(local) / "away").rename(Path(local) / "train-1.jsonl")
-    rows = read_rows(DataSettings(dataset=local, bad_rows="skip"), "train", TEXT)
+    rows = SplitRows(DataSettings(dataset=local, bad_rows="skip"), "train", TEXT)
     reading = iter(rows)
     next(reading)
     (Path(local) / "train-1.jsonl").unlink()
@@ -266,11 +267,11 @@ def test_a_hostile_line_kills_no_run(tmp_path: Path) -> None:
     hostile = [b"[" * 100_000, b'{"text": ' * 100_000, b'{"text": "b", "n": ' + b"9" * 5000 + b"}"]
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join([b'{"text": "a"}', *hostile, b'{"text": "z"}']))
-    rows = read_rows(DataSettings(path=str(path), bad_rows="skip"), "train", TEXT)
+    rows = SplitRows(DataSettings(path=str(path), bad_rows="skip"), "train", TEXT)
     assert [row["text"] for row in rows] == ["a", "z"]
     assert rows.skipped == {"not JSON": 3}
     with pytest.raises(ValueError, match=r"line 2 is not JSON \(maximum recursion depth exceeded"):
-        list(read_rows(DataSettings(path=str(path)), "train", TEXT))
+        list(SplitRows(DataSettings(path=str(path)), "train", TEXT))
 
 
 def test_a_record_of_parquet_that_is_not_utf8(tmp_path: Path) -> None:
@@ -279,11 +280,11 @@ def test_a_record_of_parquet_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     damaged = pyarrow.array([b"a", b"caf\xe9", b"c", b"\xff", b"e"]).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"text": damaged}), path)
-    rows = read_rows(DataSettings(path=str(path), bad_rows="skip"), "train", TEXT)
+    rows = SplitRows(DataSettings(path=str(path), bad_rows="skip"), "train", TEXT)
     assert [row["text"] for row in rows] == ["a", "c", "e"]
     assert rows.skipped == {"not UTF-8": 2}
     with pytest.raises(ValueError, match="row 2 is not UTF-8 text .byte 3.; convert it"):
-        list(read_rows(DataSettings(path=str(path)), "train", TEXT))
+        list(SplitRows(DataSettings(path=str(path)), "train", TEXT))
 
 
 @pytest.mark.parametrize("label", [-1, 1 << 16, 10**4000])
@@ -291,10 +292,10 @@ def test_a_label_that_is_no_class(label: int, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines([{"text": "a", "label": 1}, {"text": "b", "label": label}]))
     columns = {"text": str, "label": int}
-    rows = read_rows(DataSettings(path=str(path), bad_rows="skip"), "train", columns)
+    rows = SplitRows(DataSettings(path=str(path), bad_rows="skip"), "train", columns)
     assert [row["label"] for row in rows] == [1]
     with pytest.raises(ValueError, match="'label' must hold whole numbers from 0 to 65,535, got"):
-        list(read_rows(DataSettings(path=str(path)), "train", columns))
+        list(SplitRows(DataSettings(path=str(path)), "train", columns))
 
 
 def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
         tmp_path / "files",
         {"rows.jsonl": content, "latin.txt": "café".encode("latin-1"), "blank.txt": b" \n"},
     )
-    rows = read_rows(DataSettings(path=folder, bad_rows="skip"), "train", TEXT)
+    rows = SplitRows(DataSettings(path=folder, bad_rows="skip"), "train", TEXT)
     assert list(rows) == [{"text": "a"}, {"text": "z"}]
     assert rows.skipped == {
         "empty text": 2,
@@ -330,7 +331,7 @@ def test_bad_lines_of_a_file_are_skipped_one_by_one(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_reached(settings: dict[str, str], message: str) -> None:
     with pytest.raises(SourceUnreachableError, match=message):
-        list(read_rows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
+        list(SplitRows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
 
 
 def test_unknown_configurations_and_splits_and_empty_folders(local: str, tmp_path: Path) -> None:
@@ -351,7 +352,7 @@ def test_unknown_configurations_and_splits_and_empty_folders(local: str, tmp_pat
         ),
     ]:
         with pytest.raises(ValueError, match=message) as error:
-            list(read_rows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
+            list(SplitRows(DataSettings(**settings), "train", TEXT))  # type: ignore[arg-type]
         assert not isinstance(error.value, SourceUnreachableError)
 
 
@@ -414,7 +415,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         match="'allenai/c4' needs the library datasets; install it with: pip install "
         "'adloco.datasets.'",
     ):
-        list(read_rows(DataSettings(dataset="allenai/c4"), "train", TEXT))
+        list(SplitRows(DataSettings(dataset="allenai/c4"), "train", TEXT))
 
 
 @pytest.mark.parametrize(
@@ -448,15 +449,15 @@ def test_rows_in_the_hubs_layout() -> None:
         samples=300,
         validation_samples=20,
     )
-    assert sum(1 for _ in read_rows(c4, "train", TEXT)) == 300
-    assert sum(1 for _ in read_rows(c4, "validation", TEXT)) == 20
+    assert sum(1 for _ in SplitRows(c4, "train", TEXT)) == 300
+    assert sum(1 for _ in SplitRows(c4, "validation", TEXT)) == 20
     # Rows of the second file, against the file itself.
     with gzip.open(hub / "allenai" / "c4" / "en" / "c4-train.00001-of-00004.json.gz", "rt") as file:
         expected = [json.loads(line)["text"] for line in file][50:100]
-    assert [row["text"] for row in read_rows(c4, "train", TEXT)][250:] == expected
+    assert [row["text"] for row in SplitRows(c4, "train", TEXT)][250:] == expected
     imdb = DataSettings(
         dataset=str(hub / "stanfordnlp" / "imdb"), validation_split="test", samples=10
     )
-    rows = list(read_rows(imdb, "train", {"text": str, "label": int}))
+    rows = list(SplitRows(imdb, "train", {"text": str, "label": int}))
     assert len(rows) == 10
     assert all(row["label"] in (0, 1) and row["text"] for row in rows)

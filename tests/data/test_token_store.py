@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from adloco.data import rows
+from adloco.data import token_cache
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import ROWS_AT_ONCE
 from adloco.data.sources import StreamSource
@@ -198,7 +198,7 @@ def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) 
 def test_a_prepared_dataset_of_the_hub_needs_no_hub(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "local_fingerprint", lambda dataset: "")
+    monkeypatch.setattr(token_cache, "source_digest", lambda data: "")
     copy = shutil.copytree(folder, tmp_path / "copy")
     train = open_cache(settings(copy, tmp_path / "cache")).train
     shutil.rmtree(copy)

@@ -72,14 +72,14 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
 def check_labelled(data: "DataSettings", task: "ClassificationSettings", console: Console) -> None:
     """Show the data of a classifier: labelled texts, which are not packed."""
     from adloco.data.labelled_texts import read_texts
-    from adloco.data.rows import read_rows
+    from adloco.data.rows import Position, open_rows, stages
     from adloco.data.tokenizers import make_tokenizer
 
     label, column = task.label_column, data.text_column
-    rows = read_rows(data, "train", {column: str, label: int})
+    rows = open_rows(data, stages(data)[-1], {column: str, label: int}, Position())
     _show(
         f"rows of {data.source} as they are read, with their labels",
-        (f"{row[label]}: {row[column]}" for row in rows),
+        (f"{row[label]}: {row[column]}" for _, row in rows if row is not None),
         console,
     )
     _say("reading and tokenising all texts ...", console)

@@ -3,7 +3,6 @@ like one: the default corpus, which is the source of Python's own standard libra
 of the user's own.
 """
 
-import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -84,24 +83,6 @@ def reads(data: DataSettings, folder: Path) -> bool:
         return False
     inside = folder.relative_to(root).parts
     return bool(data.dataset) or not any(part.startswith(".") for part in inside)
-
-
-def files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Digest of the names, sizes and times of files, and of the path that they are at or below:
-    two texts can be equal in all the others, where times were set to one value.
-    """
-    stats = [
-        (file.relative_to(root).as_posix(), file.stat() if file.exists() else None)
-        for file in sorted(files)
-    ]
-    return hashlib.sha256(
-        repr(
-            [
-                str(root.resolve()),
-                *((name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats),
-            ]
-        ).encode()
-    ).hexdigest()
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,6 @@ their own order, so the number of a row does not depend on where reading began.
 
 import zlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from adloco.data.data_file import (
@@ -20,7 +19,7 @@ from adloco.data.data_file import (
     no_column,
 )
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import expanded, files_digest
+from adloco.data.files import expanded
 from adloco.errors import require
 from adloco.hub_access import hub_asked
 
@@ -68,14 +67,6 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         )
         for index, name in enumerate(names)
     ]
-
-
-def local_fingerprint(dataset: str) -> str:
-    """Digest of the paths, sizes and times of a local dataset's files; empty for one on the hub."""
-    root = expanded(dataset)
-    if not root.is_dir():
-        return ""
-    return files_digest(root, filter(Path.is_file, root.rglob("*")))
 
 
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:

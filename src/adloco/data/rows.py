@@ -7,7 +7,6 @@ data.validation_split, two splits of the source are read; without one, some rows
 held out.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,17 +23,8 @@ from adloco.data.data_file import (
     no_column,
 )
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import (
-    LIBRARY,
-    data_files,
-    expanded,
-    files_at,
-    files_digest,
-    library_files,
-    own_rows,
-    standard_library,
-)
-from adloco.data.hub import dataset_files, local_fingerprint
+from adloco.data.files import data_files, expanded, own_rows, standard_library
+from adloco.data.hub import dataset_files
 
 Split = Literal["train", "validation"]
 
@@ -83,26 +73,6 @@ def spread_over_rows(fraction: float) -> Callable[[int], bool]:
     return lambda row: (row + 1) * above // below > row * above // below
 
 
-def read_rows(data: DataSettings, split: Split, columns: Columns) -> "SplitRows":
-    """The rows to train or to validate on.
-
-    Args:
-        data: Names the source.
-        split: "train" or "validation".
-        columns: Columns to keep, and their types.
-
-    Returns:
-        An iterable of dicts with these columns. Iterating raises ValueError at a bad row, unless
-        data.bad_rows is "skip".
-    """
-    stage = stages(data)[-1 if split == "train" else 0]
-    return SplitRows(
-        rows=open_rows(data, stage, columns, Position()),
-        split=split,
-        split_of=stage.split_of,
-    )
-
-
 @dataclass(kw_only=True)
 class Position:
     """Place where reading continues in a stage, and counts of what it left out so far."""
@@ -135,25 +105,6 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
     else:
         files = [standard_library(data.text_column)]
     return Rows(files=files, columns=columns, data=data, limit=stage.limit, position=position)
-
-
-def source_digest(data: DataSettings) -> str:
-    """Changes when the source may have changed: from the paths, sizes and times of its files; of
-    a function, from its rows, which are all read; empty for a dataset on the hub.
-    """
-    if data.dataset:
-        return local_fingerprint(data.dataset)
-    if data.factory:
-        digest = hashlib.sha256()
-        (stage,) = stages(data)
-        for number, row in open_rows(data, stage, {data.text_column: str}, Position()):
-            text = "" if row is None else row[data.text_column]
-            digest.update(f"{number} {len(text)} {text}".encode())
-        return digest.hexdigest()
-    if data.path:
-        path = expanded(data.path)
-        return files_digest(path, files_at(path))
-    return files_digest(LIBRARY, library_files())
 
 
 @dataclass(kw_only=True)
@@ -259,27 +210,6 @@ def half_pair(text: str) -> BadRow | None:
         problem = f" holds half a surrogate pair at character {error.start}, which is no text"
         return BadRow(reason="half a surrogate pair", problem=problem, advice="mend or remove it")
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitRows:
-    """Iterable of the rows of one split, without bad rows."""
-
-    rows: Rows
-    split: Split
-    split_of: Callable[[int], Split]
-
-    def __iter__(self) -> Iterator[Row]:
-        return (
-            row
-            for number, row in self.rows
-            if row is not None and self.split_of(number) == self.split
-        )
-
-    @property
-    def skipped(self) -> Counter[str]:
-        """Reason -> number of bad rows of the source left out so far."""
-        return self.rows.position.skipped
 
 
 def left_out(counts: Mapping[str, int], rows: int) -> str:

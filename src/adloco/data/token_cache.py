@@ -21,7 +21,8 @@ from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import chunks_after, texts_of
 from adloco.data.files import cache_folder, reads
-from adloco.data.rows import Position, left_out, source_digest, stages
+from adloco.data.rows import Position, left_out, stages
+from adloco.data.source_digest import source_digest
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_bytes import TokenBytes
 from adloco.data.token_store import FORMAT, State, TokenStore, intact

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+KEY_VALUE_CACHE = ("cache", "past_key_values")
+"""Name of a model's key-value cache in transformers, from 5.24 on and before."""
+
 
 def recompute_activations(model: Any, options: dict[str, Any]) -> None:
     """Let a model recompute activations in the backward pass.

@@ -24,6 +24,7 @@ from adloco.models.attention import (
     check_context,
     without_mask,
 )
+from adloco.models.transformers_versions import KEY_VALUE_CACHE
 from adloco.tasks.task import TaskData
 
 EVALUATION_WINDOWS_AT_ONCE = 32
@@ -33,8 +34,6 @@ LEAK = 1e-6
 """`validate_model` refuses a model whose earlier logits change by more than this, relative to the
 largest logit, when the last token changes.
 """
-KEY_VALUE_CACHE = ("cache", "past_key_values")
-"""Name of a model's key-value cache in transformers, from 5.24 on and before."""
 
 
 def open_language_model(given: TaskData) -> "LanguageModel":
