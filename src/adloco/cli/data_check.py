@@ -76,10 +76,15 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
     from adloco.data.tokenizers import make_tokenizer
 
     label, column = task.label_column, data.text_column
-    rows = open_rows(data, stages(data)[-1], {column: str, label: int}, Position())
+    stage = stages(data)[-1]
+    rows = open_rows(data, stage, {column: str, label: int}, Position())
     _show(
         f"rows of {data.source} as they are read, with their labels",
-        (f"{row[label]}: {row[column]}" for _, row in rows if row is not None),
+        (
+            f"{row[label]}: {row[column]}"
+            for number, row in rows
+            if row is not None and stage.split_of(number) == "train"
+        ),
         console,
     )
     _say("reading and tokenising all texts ...", console)
