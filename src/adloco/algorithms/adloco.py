@@ -292,13 +292,16 @@ class AdLoCo:
         """
         return dict(sorted(self.placement.collect(list(self.state_parts().items()))))
 
-    def state_parts(self) -> dict[str, Any]:
+    def state_parts(self, *, copy: bool = True) -> dict[str, Any]:
         """The entries of `state_dict` that were made on this rank, to be saved by it.
 
         Call it on all ranks, between rounds or after `stop`. Those of all ranks together are a
         whole `state_dict`.
+
+        copy: False for the tensors themselves, where they are in host memory: to be read before
+            training continues.
         """
-        parts, handed = self.state.parts(self.placement), self._bytes_handed()
+        parts, handed = self.state.parts(self.placement, copy=copy), self._bytes_handed()
         counted = {"bytes": list(handed), "ranks": self.placement.num_ranks}
         return {name: {**part, **counted} if name == RUN else part for name, part in parts.items()}
 

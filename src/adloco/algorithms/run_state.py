@@ -1,7 +1,7 @@
 """The state of a run: its trainers, its workers and its counters."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -134,8 +134,12 @@ class RunState:
                 where = f"the global parameters of trainer {trainer.id}"
                 trainer.outer.require_finite(where, worker.replica.names, worker.engine.sum)
 
-    def parts(self, placement: Placement) -> dict[str, Any]:
-        """Copies of the state in host memory, by part; see `state_parts`. Called on all ranks.
+    def parts(self, placement: Placement, *, copy: bool) -> dict[str, Any]:
+        """The state in host memory, by part; see `state_parts`. Called on all ranks.
+
+        Args:
+            placement: The ranks.
+            copy: Copies, which training does not change.
 
         Returns:
             On the first rank of each island: the parts of its workers, and of the trainers whose
@@ -149,12 +153,12 @@ class RunState:
         with_params = self.in_round or self.diverged
         for worker in self.workers.values():
             parts[worker_part(worker.id)] = {"inner": worker.tensors(with_params=with_params)}
-        parts = gather_shards(parts, keep=placement.is_island_first)
+        parts = gather_shards(parts, keep=placement.is_island_first, copy=copy)
         here = [(str(worker.id), worker.numbers()) for worker in self.workers.values()]
         workers = dict(placement.collect(here))
         if not placement.is_island_first:
             return {}
-        numbers = {RUN: copy.deepcopy(self._numbers(workers))} if placement.is_rank_zero else {}
+        numbers = {RUN: deepcopy(self._numbers(workers))} if placement.is_rank_zero else {}
         return numbers | parts
 
     def _numbers(self, workers: Mapping[str, Any]) -> dict[str, Any]:

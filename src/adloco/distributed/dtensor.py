@@ -158,22 +158,25 @@ def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def gather_shards(value: Any, *, keep: bool = True) -> Any:
-    """A copy in host memory of any nesting of dictionaries, lists and tuples, with whole tensors.
+def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
+    """Any nesting of dictionaries, lists and tuples in host memory, with whole tensors.
 
     Called on all ranks of an island, because each sharded tensor is gathered from them.
 
-    keep: False on ranks that need no copy: their tensors are empty.
+    Args:
+        value: The nesting.
+        keep: False on ranks that need none of it: their tensors are empty.
+        copy: False to leave what is whole and in host memory where it is.
     """
     if isinstance(value, Tensor):
         whole = value.detach()
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
-        return whole.to("cpu", copy=True).contiguous() if keep else torch.empty(0)
+        return whole.to("cpu", copy=copy).contiguous() if keep else torch.empty(0)
     if isinstance(value, Mapping):
-        return {key: gather_shards(item, keep=keep) for key, item in value.items()}
+        return {key: gather_shards(item, keep=keep, copy=copy) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        items = (gather_shards(item, keep=keep) for item in value)
+        items = (gather_shards(item, keep=keep, copy=copy) for item in value)
         return type(value)(items)  # type: ignore[call-arg]
     return value
 

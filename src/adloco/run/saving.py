@@ -22,9 +22,7 @@ from adloco.run.part_file import write_part
 from adloco.whole_file import make_folder, to_disk
 
 Content = Callable[[], dict[str, Any]]
-"""Makes the parts that this process writes, with tensors that training does not change; called in
-all processes.
-"""
+"""Makes the parts that this process writes; called in all processes."""
 
 
 class Saving:
@@ -96,14 +94,20 @@ class Saving:
         Raises:
             OSError: A rank has no room for it.
         """
-        parts = self._copies(content)
+        parts = self._parts(content)
         for last in (False, True):
             self._begin(name, {part: parts[part] for part in parts if (part == RUN) is last})
             self.wait()
             self._look(whole=last)
 
-    def try_to_save(self, name: str, content: Content, *, last: bool) -> None:
+    def try_to_save(self, name: str, content: Content, *, last: bool, waits: bool) -> None:
         """Write a checkpoint: the last one as `save` does, others in the background.
+
+        Args:
+            name: Its name.
+            content: Makes its parts.
+            last: It is the last of this start.
+            waits: Wait for it, because training changes the tensors of `content`.
 
         Raises:
             ValueError: There is no room for the last checkpoint.
@@ -112,8 +116,10 @@ class Saving:
         if self.has(name):  # No step was trained since the run was resumed.
             return
         if not last:
-            # Held by the thread that writes, and not after that: it is as large as the state.
-            self._begin(name, self._copies(content))
+            # Held by the thread that writes, and not after that: copies are as large as the state.
+            self._begin(name, self._parts(content))
+            if waits:
+                self.wait()
             return
         try:
             self.save(name, content)
@@ -164,7 +170,7 @@ class Saving:
     def _problem(self, error: OSError) -> str:
         return f"cannot be written in {self._folder} ({error.strerror or error})"
 
-    def _copies(self, content: Content) -> dict[str, Any]:
+    def _parts(self, content: Content) -> dict[str, Any]:
         self._copying, self._began = True, time.monotonic()
         try:
             return content()

@@ -44,7 +44,7 @@ from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
 from adloco.run.run_progress import Clock, Progress, progress_in
-from adloco.run.saving import Content, Copies, Saving
+from adloco.run.saving import Copies, Saving
 from adloco.run.start import (
     RunParts,
     build_algorithm,
@@ -66,6 +66,11 @@ from adloco.run.trackers import Trackers
 from adloco.run.trained import text_sample
 from adloco.run.unusual import other_schedule
 from adloco.tasks.island_texts import fewer_texts, of_island
+
+COPIED_PARAMETERS = 100_000_000
+"""On a CPU, processes whose models have more parameters than this, all workers together, write
+checkpoints from the state where it is, and training waits: a copy would take as much memory again.
+"""
 
 
 class TrainingRun:
@@ -318,16 +323,13 @@ class TrainingRun:
             began = time.monotonic()
             report = self._round()
             seconds += time.monotonic() - began
-            content = cache(self._checkpoint)
             if report is None:
                 ends, self._told = self.placement.any(self._told), False
                 # This rank may leave, and take its disk along. What is on disk is not copied again:
                 # a rank with only the disk's save would not fit to others with another one.
-                copies = self.copies is not None and self.copies.made
-                if copies and not self.saving.has(self._checkpoint_name()):
-                    self._copy(content)
-                self._save(content, last=ends)
-                content.cache_clear()
+                made = self.copies is not None and self.copies.made
+                copies = made and not self.saving.has(self._checkpoint_name())
+                self._keep_state(copies=copies, saves=True, last=ends)
                 if ends:
                     return
                 continue
@@ -345,11 +347,10 @@ class TrainingRun:
             due = best or report.round % self.recipe.run.checkpoint_every == 0
             self.saving.look()
             saves = self.finished or due or self.saving.missing or self._alone_at(report.round)
-            if self.copies and self.copies.due(report.round, saves=saves, last=self.finished):
-                self._copy(content)
-            if saves:
-                self._save(content, last=self.finished)
-            content.cache_clear()  # Its tensors would take as much memory as the state.
+            copies = self.copies is not None and self.copies.due(
+                report.round, saves=saves, last=self.finished
+            )
+            self._keep_state(copies=copies, saves=saves, last=self.finished)
             yield record
 
     def _alone_at(self, round: int) -> bool:
@@ -439,17 +440,24 @@ class TrainingRun:
         with self._memory.phase("evaluation"):
             return self.algorithm.evaluate_islands(share_of)
 
-    def _save(self, content: Content, *, last: bool) -> None:
-        of_others = self.copies.for_disk if self.copies else {}
-        name = self._checkpoint_name()
-        self.saving.try_to_save(name, lambda: {**content(), **of_others}, last=last)
-        if last:
-            self.starts.stop(self._point(self._samples()))
+    def _keep_state(self, *, copies: bool, saves: bool, last: bool) -> None:
+        """Keep copies of the state as it is now in the memory of others, and write a checkpoint.
 
-    def _copy(self, content: Content) -> None:
-        assert self.copies, "asked only if there are some"
+        last: It is the last of this start, which is waited for.
+        """
+        if not (copies or saves):
+            return
+        held = self.algorithm.num_parameters * len(self.algorithm.workers)
+        waits = last or (self.device.type == "cpu" and held > COPIED_PARAMETERS)
+        content = cache(lambda: self._checkpoint(copy=copies or not waits))
         name = self._checkpoint_name()
-        self._bytes_checkpoint += self.copies.keep(name, content(), self.placement)
+        if copies and self.copies:
+            self._bytes_checkpoint += self.copies.keep(name, content(), self.placement)
+        if saves:
+            others = self.copies.for_disk if self.copies else {}
+            self.saving.try_to_save(name, lambda: {**content(), **others}, last=last, waits=waits)
+            if last:
+                self.starts.stop(self._point(self._samples()))
 
     def _checkpoint_name(self) -> str:
         """By rounds and inner steps so far."""
@@ -459,9 +467,11 @@ class TrainingRun:
         begun = int(self.placement.largest(here))
         return checkpoint.name_of(state.rounds_done, state.inner_steps + begun)
 
-    def _checkpoint(self) -> dict[str, Any]:
+    def _checkpoint(self, *, copy: bool = False) -> dict[str, Any]:
         """The parts of a checkpoint that this process writes; NonFiniteLossError if the state has
         infinite numbers.
+
+        copy: Their tensors are copies, which can be read while training continues.
         """
         try:
             self.algorithm.state.require_finite(self.placement)
@@ -478,7 +488,7 @@ class TrainingRun:
             "bytes_checkpoint": self._bytes_checkpoint,
         } | self._described
         with self._memory.phase("checkpoint"):
-            parts = self.algorithm.state_parts()
+            parts = self.algorithm.state_parts(copy=copy)
         if self.placement.is_rank_zero:
             parts[RUN] = {"run": about, "algorithm": parts[RUN]}
         self._saves += 1  # On all ranks, which make checkpoints together.
