@@ -151,6 +151,7 @@ def on_ranks(
     if machines is None and recovery is None:
         return start_ranks(count, words, run.grace_seconds)
     from adloco.elastic import machine_launcher
+    from adloco.elastic.secret import read_secret
 
     if machines:
         require(
@@ -159,7 +160,7 @@ def on_ranks(
             f"{run.timeout_seconds:g}: launchers that wait so briefly would miss each other; give "
             "more, or leave it out",
         )
-    secret = elastic_room.secret(run) if machines else b""
+    secret = read_secret(run.secret_file) if machines and run.secret_file else b""
     return machine_launcher.start_ranks(
         count,
         words,
