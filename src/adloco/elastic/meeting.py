@@ -13,7 +13,7 @@ store continue, and the others end. Two parts of a run never both continue.
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -204,11 +204,14 @@ def _states_at_meeting(
     def see(member: int, seen: Seen) -> None:
         states[member] = TABLE[states[member], seen].state
 
+    def awaited() -> list[int]:
+        return [member for member, state in states.items() if state is State.TRAINING]
+
     while True:
-        for member in _in_state(states, State.TRAINING):
+        for member in awaited():
             if store.check([f"joined-{number}-{member}"]):
                 see(member, Seen.ARRIVAL)
-        late = _in_state(states, State.TRAINING)
+        late = awaited()
         silent = silence.look({str(member): beats(keys, ranks[member]) for member in late})
         launchers.look({str(member): beats_of_launcher(store, member) for member in late})
         for member in late:
@@ -216,13 +219,9 @@ def _states_at_meeting(
                 see(member, Seen.REPORTED)
             elif str(member) in silent or known_silent(keys, ranks[member]):
                 see(member, Seen.SILENCE)
-        if not _in_state(states, State.TRAINING) or is_decided(store, number):
+        if not awaited() or is_decided(store, number):
             return states
         time.sleep(LOOK_SECONDS)
-
-
-def _in_state(states: Mapping[int, State], state: State) -> list[int]:
-    return [member for member, its in states.items() if its is state]
 
 
 def choose(
