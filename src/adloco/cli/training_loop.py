@@ -82,13 +82,13 @@ class Training:
         earlier = [sign for record in records for sign in new_signs.see(record)]
         with (
             _interruptible(run, self.end) as signals,
-            open_view(run, self.console, earlier) as view,
+            open_view(run, self.console, earlier) as show,
             _plain_warnings(self.log),
         ):
             seconds = times[-1]
             for record in self.alerts.watched(run.rounds(), longest):
                 signs = new_signs.see(record)
-                view.show(record, signs)
+                show(record, signs)
                 self._log_round(record)
                 for sign in signs:
                     self.log.warning("%s", sign.text)
