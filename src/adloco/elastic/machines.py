@@ -248,8 +248,8 @@ def _enter(
     def here() -> dict[int, int]:
         """The ranks of each launcher that waits."""
         came = [each for each in range(store.add(LAUNCHERS, 0)) if store.check([_counted(each)])]
-        silent = silence.look({str(each): store.add(_waits(each), 0) for each in came})
-        return {each: int(store.get(_counted(each))) for each in came if str(each) not in silent}
+        silent = silence.look({each: store.add(_waits(each), 0) for each in came})
+        return {each: int(store.get(_counted(each))) for each in came if each not in silent}
 
     def begun() -> bool:
         store.add(_waits(launcher), 1)

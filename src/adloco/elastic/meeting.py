@@ -33,7 +33,6 @@ from adloco.elastic.store import (
     is_decided,
     newest_number,
     read_decision,
-    started_later,
 )
 from adloco.elastic.watch import SILENT_SECONDS, Silence, beats, known_silent
 from adloco.errors import RankFailureError
@@ -56,7 +55,8 @@ def first_quorum() -> Quorum | None:
     """The quorum of the processes that were started together, or for one that was started later the
     next one that it is in; None if the run ends before.
     """
-    return join(int(os.environ["RANK"])) if started_later() else Quorum.of_all()
+    process, started_together = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return Quorum.of_all() if process < started_together else join(process)
 
 
 def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
@@ -212,12 +212,12 @@ def _states_at_meeting(
             if store.check([f"joined-{number}-{member}"]):
                 see(member, Seen.ARRIVAL)
         late = awaited()
-        silent = silence.look({str(member): beats(keys, ranks[member]) for member in late})
-        launchers.look({str(member): beats_of_launcher(store, member) for member in late})
+        silent = silence.look({member: beats(keys, ranks[member]) for member in late})
+        launchers.look({member: beats_of_launcher(store, member) for member in late})
         for member in late:
             if store.check([f"dead-{member}"]):
                 see(member, Seen.REPORTED)
-            elif str(member) in silent or known_silent(keys, ranks[member]):
+            elif member in silent or known_silent(keys, ranks[member]):
                 see(member, Seen.SILENCE)
         if not awaited() or is_decided(store, number):
             return states
@@ -290,10 +290,10 @@ def _wait_until_ended(store: Any, failed: Iterable[int], launchers: Silence) -> 
     deadline = time.monotonic() + EXPELLED_SECONDS
     left = [process for process in failed if beats_of_launcher(store, process)]
     while left and time.monotonic() < deadline:
-        gone = launchers.look({str(process): beats_of_launcher(store, process) for process in left})
+        gone = launchers.look({process: beats_of_launcher(store, process) for process in left})
         left = [
             process
             for process in left
-            if str(process) not in gone and not store.check([f"dead-{process}"])
+            if process not in gone and not store.check([f"dead-{process}"])
         ]
         time.sleep(LOOK_SECONDS if left else 0)
