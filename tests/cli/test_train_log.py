@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -137,3 +138,21 @@ def test_a_request_that_explodes_is_warned_of_everywhere(
         text = " ".join(console.export_text().replace("│", " ").split())
         assert f"warning: {seen}" in text
         assert "Set batch.max_growth to 2" in text
+
+
+def test_a_time_that_is_longer_than_its_limit_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, small: list[str]
+) -> None:
+    limits = ["--run.grace_seconds", "30", "--run.timeout_seconds", "60"]
+    settings, _ = take_settings([*small, *limits])
+    run = TrainingRun.create(build_recipe(override(read_values("single"), settings)))
+    monkeypatch.setattr(run, "placement", SimpleNamespace(num_ranks=2))
+    out = io.StringIO()
+    training = Training(run=run, console=Console(file=out), log=logging.getLogger("limits"))
+    for of_checkpoint, of_round in [(30.0, 60.0), (45.2, 61.0), (99.0, 99.0)]:
+        run.saving.seconds = of_checkpoint
+        training.check_times(of_round)
+    checkpoint, rounds = out.getvalue().splitlines()
+    assert "last checkpoint took 45 s, longer than run.grace_seconds = 30: " in checkpoint
+    assert "checkpoint of this run took 61 s, longer than run.timeout_seconds = 60: " in rounds
+    assert rounds.endswith("set it to 122 or more")

@@ -20,7 +20,7 @@ from adloco.cli.live_view import SPARKLINE_COLUMNS, LiveView, sparkline
 from adloco.cli.opening import joined_line, opening_lines
 from adloco.cli.run_text import clock
 from adloco.cli.terminal import say
-from adloco.cli.view import PlainView, open_view
+from adloco.cli.view import open_view, print_round
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import speaks_for_machine
 from adloco.report.page import write_report
@@ -154,9 +154,8 @@ def screen(written: str, width: int) -> list[str]:
 
 def test_plain_lines_and_summary(run: TrainingRun, tmp_path: Path) -> None:
     console = Console(width=80, record=True)
-    view = PlainView(console, "fp32", run.recipe.task.measures)
     for record in run.rounds():
-        view.show(record)
+        print_round(console, run, record, [])
     lines = console.export_text().splitlines()
     merges = sum(len(record["merges"]) for record in run.records.read())
     assert len(lines) == len(run.records.read()) + merges
@@ -182,7 +181,7 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
     run = TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
     live, plain = LiveView(run), Console(width=140, record=True)
     for record in itertools.islice(run.rounds(), 2):
-        PlainView(plain, "int4", run.recipe.task.measures).show(record)
+        print_round(plain, run, record, [])
         live.show(record)
     before, *_, after = plain.export_text().splitlines()
     assert "t3 batch 4 = 1w x 4x1" in before
@@ -202,9 +201,9 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
     settings, _ = take_settings([*small, *words])
     run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
     plain, live = Console(width=200, record=True), Console(width=200, record=True)
-    view, living = PlainView(plain, "int8", run.recipe.task.measures), LiveView(run)
+    living = LiveView(run)
     for record in run.rounds():
-        view.show(record)
+        print_round(plain, run, record, [])
         living.show(record)
     lines = plain.export_text().splitlines()
     assert len(lines) == len(run.records.read())
@@ -226,19 +225,19 @@ def test_a_round_of_a_wire_format_stays_one_line(small: list[str]) -> None:
 
 def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) -> None:
     terminal, pipe = io.StringIO(), io.StringIO()
-    with open_view(run, Console(file=terminal, force_terminal=True, width=120)) as live:
-        assert isinstance(live, LiveView)
+    with open_view(run, Console(file=terminal, force_terminal=True, width=120)):
+        pass
     assert "first round running" in terminal.getvalue()
-    with open_view(run, Console(file=pipe)) as plain:
-        assert isinstance(plain, PlainView)
-    assert pipe.getvalue() == ""
+    with open_view(run, Console(file=pipe)) as show:
+        assert pipe.getvalue() == ""
+        show(next(run.rounds()), [])
+    assert pipe.getvalue().startswith("round    1 ")
 
 
 def test_views_show_what_a_round_took_of_a_gpu(run: TrainingRun) -> None:
     live, console = LiveView(run), Console(width=400, record=True)
-    plain = PlainView(console, "int8", run.recipe.task.measures)
     record = next(run.rounds()) | {"mfu": 0.4217, "memory_bytes": 3 * 2**30}
-    plain.show(record)
+    print_round(console, run, record, [])
     live.show(record)
     console.print(live.render())
     assert console.export_text().count(", 42.2 % of the device's FLOPs, 3,072 MiB of memory") == 2
@@ -274,8 +273,8 @@ def test_a_notebook_gets_one_display(run: TrainingRun, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", notebook)
     console = Console(force_jupyter=True, width=100)
-    with open_view(run, console) as view:
-        view.show(next(run.rounds()))
+    with open_view(run, console) as show:
+        show(next(run.rounds()), [])
     begun, after = shown
     assert "first round running" in begun and "requested batch" in after
 

@@ -11,8 +11,7 @@ import torch
 from adloco import place
 from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.testing import run_on_ranks
-from adloco.elastic.copies import MemoryCopies, next_elsewhere
-from adloco.elastic.folder_owners import folder_owners
+from adloco.elastic.copies import MemoryCopies, folder_owners, next_elsewhere
 from adloco.run.checkpoint import list_all
 from adloco.run.recovery import load_newest_good
 from tests.run.test_recovery import save

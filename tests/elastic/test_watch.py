@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from adloco.elastic.watch import (
     RankWatch,
     Silence,
     known_silent,
-    silent_ranks,
+    missing_ranks,
     watch_progress,
 )
 from adloco.errors import RANK_FAILURE, OtherRankError, RankFailureError, exit_code
@@ -29,12 +31,12 @@ from adloco.errors import RANK_FAILURE, OtherRankError, RankFailureError, exit_c
 
 def test_a_counter_that_stays_is_silent_and_one_that_counts_is_not() -> None:
     silence = Silence()
-    looks = [silence.look({"1": 5, "2": count}) for count in range(BEATS + 1)]
-    assert looks == [[]] * BEATS + [["1"]]
+    looks = [silence.look({1: 5, 2: count}) for count in range(BEATS + 1)]
+    assert looks == [[]] * BEATS + [[1]]
     # It counted once before the last look.
     silence = Silence()
-    assert [silence.look({"1": count}) for count in [7] * BEATS + [8] * BEATS] == [[]] * 2 * BEATS
-    assert silence.look({"1": 8}) == ["1"]
+    assert [silence.look({1: count}) for count in [7] * BEATS + [8] * BEATS] == [[]] * 2 * BEATS
+    assert silence.look({1: 8}) == [1]
 
 
 def test_a_rank_without_heartbeats_is_named_with_its_machine() -> None:
@@ -68,14 +70,19 @@ def test_a_store_that_does_not_answer_is_noticed() -> None:
     watch_progress(lambda: 1, over, 0.04, lambda: (_ for _ in ()).throw(AssertionError))
 
 
-def test_ranks_that_are_gone_are_named_with_their_machines() -> None:
+def test_ranks_that_are_gone_are_named_with_their_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ranks 1 and 3 have ended; rank 2 lives; rank 4 never came so far as to give a sign."""
     store = dist.HashStore()
     hearts = [Heartbeats(store, rank, 5, silent_seconds=40.0) for rank in range(5)]
     for rank, heart in enumerate(hearts[:4]):
         store.set(f"host-{rank}", f"node{rank}")
         heart.count_up()
-    assert silent_ranks(store, 0, 5, hearts[2].count_up) == ["rank 1 on node1", "rank 3 on node3"]
+    monkeypatch.setattr(time, "sleep", lambda seconds: hearts[2].count_up())
+    quorum = Quorum(members=tuple(range(5)), process=0)
+    error = missing_ranks(SimpleNamespace(keys=store, quorum=quorum))  # type: ignore[arg-type]
+    assert str(error).startswith("rank 1 on node1 and 1 more gave no sign of life after rank 0 ")
 
 
 @contextmanager

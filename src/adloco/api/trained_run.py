@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,10 +78,9 @@ class TrainedRun:
         """Read the recipe; the arguments are those of `load`, with `best` as a round."""
         self.folder = run_folder(folder)
         self.recipe: Recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
-        self._trainer = trainer
-        self._round = round
-        self._problem = problem
-        self._trust_recipe = trust_recipe
+        self._load = partial(
+            load_trained, self.folder, trainer, round, problem, trust_recipe=trust_recipe
+        )
 
     @property
     def records(self) -> list[Record]:
@@ -135,13 +134,7 @@ class TrainedRun:
 
     @cached_property
     def _trained(self) -> Trained:
-        return load_trained(
-            self.folder,
-            self._trainer,
-            self._round,
-            self._problem,
-            trust_recipe=self._trust_recipe,
-        )
+        return self._load()
 
     @property
     def model(self) -> nn.Module:

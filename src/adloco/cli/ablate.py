@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from adloco.cli.arguments import RecipeCommand, argument
-from adloco.cli.study_arguments import StudyCommand
+from adloco.cli.arguments import RecipeCommand, StudyCommand, argument
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Literal
 
 from adloco.cli.terminal import print_error
@@ -62,12 +61,7 @@ class Alerts:
     def __enter__(self) -> "Alerts":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if isinstance(error, Exception):
             self.failed(str(error))
         self.wait()

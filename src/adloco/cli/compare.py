@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from adloco.cli.arguments import argument
-from adloco.cli.study_arguments import StudyCommand
+from adloco.cli.arguments import StudyCommand, argument
 from adloco.errors import require
 
 

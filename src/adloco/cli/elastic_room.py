@@ -58,17 +58,6 @@ def check_job(settings: RunSettings) -> None:
     )
 
 
-def secret(settings: RunSettings) -> bytes:
-    """The secret that the machines of a run share; empty if they have none.
-
-    Raises:
-        ValueError: Its file cannot be used.
-    """
-    from adloco.elastic.secret import read_secret
-
-    return read_secret(settings.secret_file) if settings.secret_file else b""
-
-
 def watch(
     end: Callable[[OtherRankError], None],
     settings: RunSettings,

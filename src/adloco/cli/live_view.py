@@ -125,9 +125,8 @@ class LiveView:
         now, start, last = self._run.progress(), self._resumed_at, self._last
         seconds = now.seconds - start.seconds
         speed = (now.tokens - start.tokens) / max(1e-9, seconds)
-        # The last inner step may train on more than the budget; `part` stays at 1 then.
         used = now.part - start.part
-        left = max(0.0, 1 - now.part) / used * seconds if used > 0 else None
+        left = (1 - now.part) / used * seconds if used > 0 else None
         gone = (
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )

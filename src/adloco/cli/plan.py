@@ -135,8 +135,11 @@ def _plan(arguments: Plan, file: Path) -> int:
         )
         plan = make_plan(found, workload, cluster, target, measured)
         if size:
-            reasons = (*plan.reasons, model_text(size))
-            plan = replace(plan, reasons=reasons, has_model=False)
+            advice = (
+                f"Before you train recipe.toml, set its model.* to a model of {size:g} parameters; "
+                "or plan with one, as in --model.shape tinyllama without --parameters."
+            )
+            plan = replace(plan, reasons=(*plan.reasons, advice), has_model=False)
         page = write_plan(plan, arguments.to or Path("runs/plan"))
     print_table(best_table(plan), console)
     console.print(f"target: {target.name}", soft_wrap=True)
@@ -172,11 +175,3 @@ def _check(arguments: Plan) -> None:
         f"--to must be a folder, got the file {arguments.to}",
     )
     require(arguments.predict is None, "--predict belongs to --measured without --cluster")
-
-
-def model_text(parameters: float) -> str:
-    """Sentence about the model of a recipe that --parameters has planned."""
-    return (
-        f"Before you train recipe.toml, set its model.* to a model of {parameters:g} parameters; "
-        "or plan with one, as in --model.shape tinyllama without --parameters."
-    )

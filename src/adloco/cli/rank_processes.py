@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,6 +151,7 @@ def on_ranks(
     if machines is None and recovery is None:
         return start_ranks(count, words, run.grace_seconds)
     from adloco.elastic import machine_launcher
+    from adloco.elastic.secret import read_secret
 
     if machines:
         require(
@@ -159,7 +160,7 @@ def on_ranks(
             f"{run.timeout_seconds:g}: launchers that wait so briefly would miss each other; give "
             "more, or leave it out",
         )
-    secret = elastic_room.secret(run) if machines else b""
+    secret = read_secret(run.secret_file) if machines and run.secret_file else b""
     return machine_launcher.start_ranks(
         count,
         words,
@@ -171,15 +172,15 @@ def on_ranks(
     )
 
 
+@dataclass
 class RankEnd:
     """Ends this rank if its main thread waits for another one."""
 
-    def __init__(self, alerts: Alerts | None = None) -> None:
-        self._alerts = alerts or Alerts()
-        self.run: TrainingRun | None = None
-        """The run that this rank trains; None: there is none yet."""
-        self.folder: Path | None = None
-        """The run that a failed rank leaves to be resumed; None: there is none yet."""
+    alerts: Alerts = field(default_factory=Alerts)
+    run: TrainingRun | None = field(default=None, init=False)
+    """The run that this rank trains; None: there is none yet."""
+    folder: Path | None = field(default=None, init=False)
+    """The run that a failed rank leaves to be resumed; None: there is none yet."""
 
     def let_go(self) -> None:
         """Let the main thread leave the inner steps that it takes."""
@@ -216,8 +217,8 @@ class RankEnd:
         if log.hasHandlers():  # Else logging itself would print the message, before training.
             log.error("%s", message)
         print_error(message, f"adloco (rank {this_rank()})")
-        self._alerts.failed(message, anyone=anyone)
+        self.alerts.failed(message, anyone=anyone)
         if self.run:
             self.run.saving.wait()
-        self._alerts.wait()
+        self.alerts.wait()
         os._exit(code)

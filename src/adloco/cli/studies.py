@@ -18,8 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from adloco.cli.arguments import StudyCommand
 from adloco.cli.run_text import clock
-from adloco.cli.study_arguments import StudyCommand
 from adloco.cli.terminal import open_console, print_error, printable, table_of
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require

@@ -18,19 +18,12 @@ RESTARTS = 3
 """Number of restarts after failures of ranks with no round trained in between."""
 
 
-def _settings_overview() -> str:
-    from adloco.cli.settings_help import settings_overview
-
-    return settings_overview()
-
-
 @dataclass(kw_only=True)
 class Train(MachinesCommand):
     """Train a recipe, or resume a run from its newest checkpoint."""
 
     key = "train"
     summary = "train a recipe, or resume a run"
-    overview = staticmethod(_settings_overview)
     resume: Path | None = argument(None, "RUN")
     """Folder of the run to resume."""
     restart: bool = argument(False)
@@ -45,12 +38,17 @@ class Train(MachinesCommand):
     (default: the environment variable ADLOCO_NOTIFY).
     """
 
+    @staticmethod
+    def overview() -> str:
+        from adloco.cli.settings_help import settings_overview
+
+        return settings_overview()
+
     def run(self) -> int:
-        resumed = self.resume
         from adloco.cli.alerts import VARIABLE, Alerts
 
         with Alerts(self.notify or os.environ.get(VARIABLE, "")) as alerts:
-            if not resumed and "WORLD_SIZE" not in os.environ:
+            if not self.resume and "WORLD_SIZE" not in os.environ:
                 self.read_recipe()  # Refused at once: what is imported below takes seconds.
             return self._train(alerts)
 

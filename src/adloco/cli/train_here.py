@@ -1,6 +1,7 @@
 """Trains a run in this process, which may be one of several ranks."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,11 +58,13 @@ def train_here(arguments: "Train", alerts: Alerts) -> int:
     if num_ranks() == 1 or not elastic_room.is_there():
         return _Process(arguments, settings, alerts).train() or 0
     from adloco.elastic.copies import MemoryCopies
+    from adloco.elastic.meeting import first_quorum
     from adloco.elastic.regroup import Regrouping
 
-    regrouping = Regrouping.begin(recipe, arguments.resume)
-    if regrouping is None:
+    quorum = first_quorum()
+    if quorum is None:  # The run ended before this process could join.
         return 0
+    regrouping = Regrouping(recipe, quorum, arguments.resume)
     process = _Process(arguments, settings, alerts, regrouping, MemoryCopies())
     while (code := process.train()) is None:
         if not process.meets_again():
@@ -69,27 +72,22 @@ def train_here(arguments: "Train", alerts: Alerts) -> int:
     return code
 
 
+@dataclass
 class _Process:
     """This process's part in a run."""
 
-    def __init__(
-        self,
-        arguments: "Train",
-        settings: RunSettings,
-        alerts: Alerts,
-        regrouping: "Regrouping | None" = None,
-        copies: Copies | None = None,
-    ) -> None:
-        self._arguments = arguments
-        self._settings = settings
-        self._regrouping = regrouping
-        self._copies = copies
-        self._alerts = alerts
-        self._ending = RankEnd(alerts)
-        self._failure = ""
-        """The failure from which the ranks that remain recover."""
-        self._joined = False
-        """True once this process has trained a part of the run."""
+    arguments: "Train"
+    settings: RunSettings
+    alerts: Alerts
+    regrouping: "Regrouping | None" = None
+    copies: Copies | None = None
+    failure: str = field(default="", init=False)
+    """The failure from which the ranks that remain recover."""
+    joined: bool = field(default=False, init=False)
+    """True once this process has trained a part of the run."""
+
+    def __post_init__(self) -> None:
+        self.ending = RankEnd(self.alerts)
 
     def train(self) -> int | None:
         """Train with the ranks that there are.
@@ -100,13 +98,13 @@ class _Process:
         Raises:
             RankFailureError: A rank failed, and the others do not recover.
         """
-        regrouping, ending = self._regrouping, self._ending
+        regrouping, ending = self.regrouping, self.ending
         recovers = regrouping is not None and regrouping.recovers
         watch = elastic_room.watch(
-            ending.after_failure, self._settings, ending.let_go if recovers else None
+            ending.after_failure, self.settings, ending.let_go if recovers else None
         )
         quorum = regrouping.quorum if regrouping else None
-        group = process_group(self._settings.timeout_seconds, watch=watch, quorum=quorum)
+        group = process_group(self.settings.timeout_seconds, watch=watch, quorum=quorum)
         # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
         # closed outside, where the error of another rank has that rank's message.
         try:
@@ -120,13 +118,13 @@ class _Process:
                     log=log,
                     end=ending.after_signal,
                     regrouping=regrouping,
-                    alerts=self._alerts,
+                    alerts=self.alerts,
                 )
                 code = training.train(given)
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None
-            self._failure = str(error)
+            self.failure = str(error)
             return None
         if regrouping:
             regrouping.ended(code)
@@ -134,53 +132,53 @@ class _Process:
 
     def meets_again(self) -> bool:
         """Find the ranks that remain or have returned; `Regrouping.meet` says how."""
-        assert self._regrouping
-        self._ending.run = None
+        assert self.regrouping
+        self.ending.run = None
         try:
-            return self._regrouping.meet()
+            return self.regrouping.meet()
         except RankFailureError as error:
-            raise self._ending.advised(error) from None
+            raise self.ending.advised(error) from None
 
     def _take_part(self, console: Console) -> tuple[TrainingRun, Settings]:
         """`_open`; a rank that has just joined, with another recipe for instance, ends alone."""
         try:
             return self._open(console)
         except (ValueError, OSError) as error:
-            if self._regrouping and self._regrouping.quorum.number and not self._joined:
-                self._regrouping.turned_away(error)
-                self._ending.turned_away(error)
+            if self.regrouping and self.regrouping.quorum.number and not self.joined:
+                self.regrouping.turned_away(error)
+                self.ending.turned_away(error)
             raise
 
     def _open(self, console: Console) -> tuple[TrainingRun, Settings]:
         """Begin the run, or resume it; return it and the settings that it was given."""
-        given: Settings = self._arguments.settings
-        begun = self._regrouping.folder if self._regrouping else None
+        given: Settings = self.arguments.settings
+        begun = self.regrouping.folder if self.regrouping else None
         restarted = None if begun else self._restarted()
-        folder = begun or self._arguments.resume or restarted
-        if folder and not self._arguments.resume:
+        folder = begun or self.arguments.resume or restarted
+        if folder and not self.arguments.resume:
             given = [(name, text) for name, text in given if name in changeable()]
-        if self._regrouping and begun:
-            given = [*given, *self._regrouping.given()]
-        kind = self._regrouping.kind() if self._regrouping else "resume"
+        if self.regrouping and begun:
+            given = [*given, *self.regrouping.given()]
+        kind = self.regrouping.kind() if self.regrouping else "resume"
         with working(console, "reading and tokenising text, building models ..."):
             run = (
                 self.resume(folder, given, kind)
                 if folder
-                else TrainingRun.create(self._arguments.read_recipe(), copies=self._copies)
+                else TrainingRun.create(self.arguments.read_recipe(), copies=self.copies)
             )
         if restarted:
-            recipe, file = self._arguments.read_recipe(), self._arguments.recipe or "adloco"
+            recipe, file = self.arguments.read_recipe(), self.arguments.recipe or "adloco"
             run.notices += filter(None, [kept_values(recipe, read_values(file), run.recipe)])
-        self._ending.run, self._ending.folder = run, run.folder
-        self._alerts.about = str(run.folder)
-        if self._failure:
-            self._alerts.tell("recovered", f"{num_ranks()} ranks continue; {self._failure}")
-            self._failure = ""
-        if self._regrouping:
-            self._regrouping.opened(run)
-        if not self._joined and speaks_for_machine():
+        self.ending.run, self.ending.folder = run, run.folder
+        self.alerts.about = str(run.folder)
+        if self.failure:
+            self.alerts.tell("recovered", f"{num_ranks()} ranks continue; {self.failure}")
+            self.failure = ""
+        if self.regrouping:
+            self.regrouping.opened(run)
+        if not self.joined and speaks_for_machine():
             say(open_console(), joined_line(run))
-        self._joined = True
+        self.joined = True
         return run, given
 
     def resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
@@ -189,14 +187,14 @@ class _Process:
         Raises:
             RankFailureError: The ranks that remain after a failure lack parts of all checkpoints.
         """
-        trust = self._arguments.trust_recipe
+        trust = self.arguments.trust_recipe
         try:
-            return TrainingRun.resume(folder, given, kind, copies=self._copies, trust_recipe=trust)
+            return TrainingRun.resume(folder, given, kind, copies=self.copies, trust_recipe=trust)
         except LostPartsError as error:
-            if self._regrouping is None or not self._regrouping.quorum.number:
+            if self.regrouping is None or not self.regrouping.quorum.number:
                 raise
             # All would meet here again. A new start waits for the machine that has the parts.
-            self._regrouping.recovers = False
+            self.regrouping.recovers = False
             raise RankFailureError(
                 f"{error}; the machines that failed have the rest, unless run.copy_every lets each "
                 "machine keep copies for another"
@@ -206,10 +204,10 @@ class _Process:
         """The folder of the run that `--restart` resumes, the same on all ranks; None if no rank
         has one, and it has to begin.
         """
-        if not self._arguments.restart:
+        if not self.arguments.restart:
             return None
-        recipe = self._arguments.read_recipe()
-        folder = str(begun_run(recipe, trust_recipe=self._arguments.trust_recipe) or "")
+        recipe = self.arguments.read_recipe()
+        folder = str(begun_run(recipe, trust_recipe=self.arguments.trust_recipe) or "")
         if num_ranks() > 1:
             folder = next(filter(None, all_states(folder)), "")
         return Path(folder) if folder else None

@@ -31,7 +31,6 @@ from adloco.report.readable import BYTES, readable
 from adloco.rules.failure_signs import NewSigns
 from adloco.rules.outcome import no_success
 from adloco.run.folder import SUMMARY
-from adloco.run.time_limits import late_checkpoint, slow_ranks
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -77,26 +76,26 @@ class Training:
         records = run.records.read() if run.placement.is_rank_zero else []
         times = [0.0, *(record["seconds"] for record in records)]
         longest = max((end - begin for begin, end in pairwise(times)), default=0.0)
-        self._check_times(longest)
+        self.check_times(longest)
         saved, joining = run.saving.newest, False
         new_signs = NewSigns(run.recipe.batch_cap, signs_of_options())
         earlier = [sign for record in records for sign in new_signs.see(record)]
         with (
             _interruptible(run, self.end) as signals,
-            open_view(run, self.console, earlier) as view,
+            open_view(run, self.console, earlier) as show,
             _plain_warnings(self.log),
         ):
             seconds = times[-1]
             for record in self.alerts.watched(run.rounds(), longest):
                 signs = new_signs.see(record)
-                view.show(record, signs)
+                show(record, signs)
                 self._log_round(record)
                 for sign in signs:
                     self.log.warning("%s", sign.text)
                 if run.saving.newest != saved:
                     saved = run.saving.newest
                     self.log.info("checkpoint %s in %.1f s", saved, run.saving.seconds)
-                self._check_times(record["seconds"] - seconds)
+                self.check_times(record["seconds"] - seconds)
                 seconds = record["seconds"]
                 self._say_copies()
                 if not run.finished and self.regrouping and self.regrouping.others_wait():
@@ -148,16 +147,29 @@ class Training:
             self._say(problem, logging.WARNING)
         return 0
 
-    def _check_times(self, longest: float) -> None:
+    def check_times(self, longest: float) -> None:
         """Say if a checkpoint takes longer than a stop may, or a round than ranks are waited for.
 
         Args:
             longest: Seconds of the longest round.
         """
-        run, seconds = self.run, self.run.saving.seconds
-        self._say_once("checkpoint", late_checkpoint(run.recipe.run, seconds))
-        if run.placement.num_ranks > 1:
-            self._say_once("round", slow_ranks(run.recipe.run, max(longest, seconds)))
+        settings, seconds = self.run.recipe.run, self.run.saving.seconds
+        if seconds > settings.grace_seconds:
+            self._say_once(
+                "checkpoint",
+                f"the last checkpoint took {seconds:.0f} s, longer than run.grace_seconds = "
+                f"{settings.grace_seconds:g}: a run that is told to stop may be killed before it "
+                "has saved; let the launcher or scheduler wait longer (torchrun "
+                "--shutdown-timeout) and set run.grace_seconds to that",
+            )
+        longest = max(longest, seconds)
+        if self.run.placement.num_ranks > 1 and longest > settings.timeout_seconds:
+            self._say_once(
+                "round",
+                f"a round or checkpoint of this run took {longest:.0f} s, longer than "
+                f"run.timeout_seconds = {settings.timeout_seconds:g}: ranks wait for a slow one at "
+                f"most ten times that; set it to {2 * longest:.0f} or more",
+            )
 
     def _say_copies(self) -> None:
         """Say once how much memory the copies of the run's state take here."""
@@ -168,8 +180,8 @@ class Training:
             self._say_once("copies", words, logging.INFO)
 
     def _say_once(self, about: str, text: str, level: int = logging.WARNING) -> None:
-        """Say the first text about something that is not empty."""
-        if text and about not in self._said:
+        """Say the first text about something."""
+        if about not in self._said:
             self._said.add(about)
             self._say(text, level)
 

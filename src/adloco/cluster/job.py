@@ -42,6 +42,8 @@ class Job:
     nodes: int
     gpus_per_node: int
     grace_seconds: int
+    can_wait: bool
+    """True if torchrun has an option for the time until it kills its ranks."""
 
     @property
     def summary(self) -> str:
@@ -55,11 +57,6 @@ class Job:
             f"{self.name}: {count(self.islands, 'island')} of {count(gpus, 'GPU')} on "
             f"{count(self.nodes, 'node')}, written by `adloco launch`."
         )
-
-    @property
-    def can_wait(self) -> bool:
-        """True if the job's torchrun has an option for the time until it kills its ranks."""
-        return torchrun_can_wait()
 
     def carried_recipe(self) -> tuple[str, str]:
         """For a scheduler whose nodes do not see the files here: lines of a shell that write the
@@ -113,7 +110,8 @@ def plan_job(
     if not asked.run.folder:
         defaults["run.folder"] = f"runs/{name}-{started}"
     own_grace = "run.grace_seconds" in dict(settings) or "grace_seconds" in values["run"]
-    if torchrun_can_wait() and not own_grace:
+    can_wait = torchrun_can_wait()
+    if can_wait and not own_grace:
         defaults["run.grace_seconds"] = str(GRACE_SECONDS)
     shape = asked.placement
     if (shape.shard_size, shape.replica_size) == (1, 1) and gpus_per_island > 1:
@@ -130,6 +128,7 @@ def plan_job(
         nodes=ranks // per_node,
         gpus_per_node=per_node,
         grace_seconds=round(whole.run.grace_seconds),
+        can_wait=can_wait,
     )
 
 

@@ -74,7 +74,6 @@ class Scheduler:
         return environment.get_template(self.template).render(
             fields,
             summary=job.summary,
-            can_wait=job.can_wait,
             folder=FOLDER,
             port=PORT,
             variables=VARIABLES,

@@ -8,14 +8,20 @@ its receiver writes to its disk, so that no machine's disk is needed to resume.
 """
 
 import socket
+import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
-from adloco.elastic.folder_owners import folder_owners
+from adloco.run.machine_folders import in_turn
+from adloco.whole_file import write_text
+
+SEEN = ".seen-"
+"""Prefix of files by which islands learn whether they see one folder."""
 
 
 class MemoryCopies:
@@ -114,6 +120,29 @@ class MemoryCopies:
                 if self._island == receiver:
                     received[sender] = state
         return received
+
+
+def folder_owners(folder: Path, placement: Placement) -> list[int]:
+    """For each island, the first one that sees the same folder. Called on all ranks."""
+    # A name that no machine has looked up before, so no network file system remembers its absence.
+    file = folder / f"{SEEN}{placement.agree(uuid.uuid4().hex)}"
+    size = placement.ranks_per_worker
+    island, seen_by = placement.rank // size, 0
+
+    def look() -> None:
+        nonlocal seen_by
+        with suppress(OSError):  # Without room for it, a folder counts as that of island 0.
+            if not file.exists():
+                for left in folder.glob(f"{SEEN}*"):  # By a kill.
+                    left.unlink(missing_ok=True)
+                write_text(file, str(island))
+            seen_by = int(file.read_text())
+
+    in_turn(placement, look)
+    found = placement.all_values(seen_by)[::size]
+    if placement.is_island_first and seen_by == island:
+        file.unlink(missing_ok=True)
+    return found
 
 
 def next_elsewhere(places: Sequence[Any]) -> list[int]:

@@ -130,7 +130,8 @@ def on_machines(
         store, relay = _found_store(address, seconds, secret)
         keeps = False
     else:
-        store, relay = _new_store(listening, secret)
+        store = local_store() if secret else kept_store(listening)
+        relay = open_door(listening, (store.host, store.port), secret) if secret else None
         keeps = True
     with ExitStack() as if_alone:
         if relay:
@@ -144,14 +145,6 @@ def on_machines(
             ) from None
         if_alone.pop_all()
     return place
-
-
-def _new_store(listening: socket.socket, secret: bytes) -> tuple[Any, Relay | None]:
-    """A store for those who come to a listening socket; and its door, if there is a secret."""
-    if not secret:
-        return kept_store(listening), None
-    store = local_store()
-    return store, open_door(listening, (store.host, store.port), secret)
 
 
 def _found_store(
@@ -255,8 +248,8 @@ def _enter(
     def here() -> dict[int, int]:
         """The ranks of each launcher that waits."""
         came = [each for each in range(store.add(LAUNCHERS, 0)) if store.check([_counted(each)])]
-        silent = silence.look({str(each): store.add(_waits(each), 0) for each in came})
-        return {each: int(store.get(_counted(each))) for each in came if str(each) not in silent}
+        silent = silence.look({each: store.add(_waits(each), 0) for each in came})
+        return {each: int(store.get(_counted(each))) for each in came if each not in silent}
 
     def begun() -> bool:
         store.add(_waits(launcher), 1)

@@ -13,7 +13,7 @@ store continue, and the others end. Two parts of a run never both continue.
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,6 @@ from adloco.elastic.store import (
     is_decided,
     newest_number,
     read_decision,
-    started_later,
 )
 from adloco.elastic.watch import SILENT_SECONDS, Silence, beats, known_silent
 from adloco.errors import RankFailureError
@@ -56,7 +55,8 @@ def first_quorum() -> Quorum | None:
     """The quorum of the processes that were started together, or for one that was started later the
     next one that it is in; None if the run ends before.
     """
-    return join(int(os.environ["RANK"])) if started_later() else Quorum.of_all()
+    process, started_together = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return Quorum.of_all() if process < started_together else join(process)
 
 
 def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
@@ -204,25 +204,24 @@ def _states_at_meeting(
     def see(member: int, seen: Seen) -> None:
         states[member] = TABLE[states[member], seen].state
 
+    def awaited() -> list[int]:
+        return [member for member, state in states.items() if state is State.TRAINING]
+
     while True:
-        for member in _in_state(states, State.TRAINING):
+        for member in awaited():
             if store.check([f"joined-{number}-{member}"]):
                 see(member, Seen.ARRIVAL)
-        late = _in_state(states, State.TRAINING)
-        silent = silence.look({str(member): beats(keys, ranks[member]) for member in late})
-        launchers.look({str(member): beats_of_launcher(store, member) for member in late})
+        late = awaited()
+        silent = silence.look({member: beats(keys, ranks[member]) for member in late})
+        launchers.look({member: beats_of_launcher(store, member) for member in late})
         for member in late:
             if store.check([f"dead-{member}"]):
                 see(member, Seen.REPORTED)
-            elif str(member) in silent or known_silent(keys, ranks[member]):
+            elif member in silent or known_silent(keys, ranks[member]):
                 see(member, Seen.SILENCE)
-        if not _in_state(states, State.TRAINING) or is_decided(store, number):
+        if not awaited() or is_decided(store, number):
             return states
         time.sleep(LOOK_SECONDS)
-
-
-def _in_state(states: Mapping[int, State], state: State) -> list[int]:
-    return [member for member, its in states.items() if its is state]
 
 
 def choose(
@@ -291,10 +290,10 @@ def _wait_until_ended(store: Any, failed: Iterable[int], launchers: Silence) -> 
     deadline = time.monotonic() + EXPELLED_SECONDS
     left = [process for process in failed if beats_of_launcher(store, process)]
     while left and time.monotonic() < deadline:
-        gone = launchers.look({str(process): beats_of_launcher(store, process) for process in left})
+        gone = launchers.look({process: beats_of_launcher(store, process) for process in left})
         left = [
             process
             for process in left
-            if str(process) not in gone and not store.check([f"dead-{process}"])
+            if process not in gone and not store.check([f"dead-{process}"])
         ]
         time.sleep(LOOK_SECONDS if left else 0)

@@ -21,7 +21,6 @@ from adloco.elastic.meeting import (
     can_grow,
     come,
     failed_islands,
-    first_quorum,
     next_quorum,
     shape_of,
 )
@@ -63,15 +62,6 @@ class Regrouping:
         if quorum.number:
             self.folder = resumed or Path(recipe.run.folder)
             self._shape = shape_of(quorum)
-
-    @staticmethod
-    def begin(recipe: Recipe, resumed: Path | None) -> "Regrouping | None":
-        """The part of this process in a run, once it is in a quorum; None if the run ends before.
-
-        Args: as those of the constructor.
-        """
-        quorum = first_quorum()
-        return Regrouping(recipe, quorum, resumed) if quorum else None
 
     @property
     def _living(self) -> list[int]:

@@ -6,7 +6,6 @@ start of the ranks (`connect`, `of_this_start`).
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,11 +26,6 @@ class Decision:
     of life."""
     shape: list[int]
     """Shards and replicas of an island."""
-
-
-def started_later() -> bool:
-    """True if a launcher has started this process to take the place of a failed one."""
-    return int(os.environ.get("RANK", "0")) >= int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def decide(store: Any, number: int, decision: Decision) -> Decision:

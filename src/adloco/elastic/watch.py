@@ -78,7 +78,7 @@ class RankWatch:
         if self.recover:
             return notes.add(own)
         # Before others miss this rank, which ends now.
-        return own if is_late(error) else notes.add(_missing(notes) or own)
+        return own if is_late(error) else notes.add(missing_ranks(notes) or own)
 
 
 class _Thread(threading.Thread):
@@ -190,19 +190,19 @@ class Silence:
 
     def __init__(self, looks: int = BEATS) -> None:
         self._looks = looks
-        self._counts: dict[str, int] = {}
-        self._unchanged: dict[str, int] = {}
+        self._counts: dict[int, int] = {}
+        self._unchanged: dict[int, int] = {}
 
-    def look(self, counts: Mapping[str, int]) -> list[str]:
+    def look(self, counts: Mapping[int, int]) -> list[int]:
         """Return the counters that so many looks in a row have found unchanged.
 
-        counts: The counters by name.
+        counts: The counters by number.
         """
-        for name, count in counts.items():
-            same = self._counts.get(name) == count
-            self._unchanged[name] = self._unchanged.get(name, 0) + 1 if same else 0
+        for number, count in counts.items():
+            same = self._counts.get(number) == count
+            self._unchanged[number] = self._unchanged.get(number, 0) + 1 if same else 0
         self._counts = dict(counts)
-        return [name for name in counts if self._unchanged[name] >= self._looks]
+        return [number for number in counts if self._unchanged[number] >= self._looks]
 
 
 class Heartbeats:
@@ -218,7 +218,7 @@ class Heartbeats:
         """
         self._store = store
         self._rank = rank
-        self._others = [str(other) for other in range(num_ranks) if other != rank]
+        self._others = [other for other in range(num_ranks) if other != rank]
         self._silent_seconds = silent_seconds
         self._silence = Silence()
         store.set(f"host-{rank}", socket.gethostname())
@@ -229,14 +229,14 @@ class Heartbeats:
         Called `BEATS` times in silent_seconds.
         """
         self.count_up()
-        counts = {other: beats(self._store, int(other)) for other in self._others}
+        counts = {other: beats(self._store, other) for other in self._others}
         silent = self._silence.look(counts)
         for other in silent:
             self._store.set(f"silent-{other}", str(counts[other]))
         if not silent:
             return None
         return RankFailureError(
-            f"{with_host(self._store, int(silent[0]))} has given no sign of life for "
+            f"{with_host(self._store, silent[0])} has given no sign of life for "
             f"silent_seconds = {self._silent_seconds:g} s; it is stopped, or its machine or link "
             "is down"
         )
@@ -265,34 +265,22 @@ def with_host(store: Any, rank: int) -> str:
     return f"rank {rank} on {host}"
 
 
-def silent_ranks(store: Any, rank: int, num_ranks: int, wait: Callable[[], None]) -> list[str]:
-    """Name the other ranks that give no sign of life during a wait.
-
-    Args:
-        store: The store at which the ranks met.
-        rank: This rank.
-        num_ranks: All ranks.
-        wait: Waits for longer than living ranks take from one sign of life to the next.
-    """
-    # A rank that has never given a sign of life does not give any.
-    others = [each for each in range(num_ranks) if each != rank and beats(store, each)]
-    before = {each: beats(store, each) for each in others}
-    wait()
-    return [with_host(store, each) for each in others if beats(store, each) == before[each]]
-
-
-def _missing(notes: Notes) -> RankFailureError | None:
+def missing_ranks(notes: Notes) -> RankFailureError | None:
     """Name the ranks that are gone, after a connection was closed; None if all give signs of
     life.
     """
-    rank, count = notes.quorum.rank, len(notes.quorum.members)
-    missing = silent_ranks(notes.keys, rank, count, lambda: time.sleep(SILENT_SECONDS))
+    store, rank, ranks = notes.keys, notes.quorum.rank, range(len(notes.quorum.members))
+    # A rank that has never given a sign of life does not give any.
+    others = [each for each in ranks if each != rank and beats(store, each)]
+    before = {each: beats(store, each) for each in others}
+    time.sleep(SILENT_SECONDS)
+    missing = [with_host(store, each) for each in others if beats(store, each) == before[each]]
     if not missing:
         return None
-    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return RankFailureError(
-        f"{missing[0]}{others} gave no sign of life after rank {rank} lost a connection; "
-        f"{'they were' if others else 'it was'} killed or crashed, or the machine is down"
+        f"{missing[0]}{more} gave no sign of life after rank {rank} lost a connection; "
+        f"{'they were' if more else 'it was'} killed or crashed, or the machine is down"
     )
 
 
@@ -308,6 +296,6 @@ def watch_progress(
     """
     silence = Silence()
     while not over.wait(silent_seconds / BEATS):
-        if silence.look({"progress": progress()}):
+        if silence.look({0: progress()}):
             on_silence()
             return

@@ -217,15 +217,14 @@ def with_longer_schedule(
     Raises:
         ValueError: The schedule has fallen and cannot be made longer.
     """
-    own = build_recipe(read_values(str(folder / RECIPE))).run
-    folder_tokens = own.tokens
+    own = own_limits(folder)
     now, begun = recipe.learning_rate, about["recipe"]
     planned = replace(
         now,
         total_tokens=int(begun.get(SCHEDULE[0], now.total_tokens)),
         warmup_fraction=float(begun.get(SCHEDULE[1], now.warmup_fraction)),
     )
-    before = about.get("tokens", folder_tokens)  # A run that has not begun has no checkpoint.
+    before = about.get("tokens", own["tokens"])  # A run that has not begun has no checkpoint.
 
     def schedule(tokens: int) -> LearningRate:
         done = samples * recipe.data.context_tokens
@@ -234,7 +233,7 @@ def with_longer_schedule(
     grown = [
         f"run.{name}"
         for name, limit in recipe.run.limits.items()
-        if (limit or math.inf) > (own.limits[name] or math.inf) and (name != "tokens" or not limit)
+        if (limit or math.inf) > (own[name] or math.inf) and (name != "tokens" or not limit)
     ]
     ended = now.shape != "constant" and samples * recipe.data.context_tokens >= planned.total_tokens
     require(
@@ -245,7 +244,7 @@ def with_longer_schedule(
     )
     longer = schedule(recipe.run.tokens)
     # The folder may have the schedule of a longer run that was cut off before a checkpoint.
-    if now in (planned, schedule(folder_tokens)):
+    if now in (planned, schedule(own["tokens"])):
         recipe = replace(recipe, learning_rate=longer)
     values = (longer.total_tokens, longer.warmup_fraction)
     known = {

@@ -113,10 +113,11 @@ def list_all(folder: Path) -> list[Path]:
 
 def newest_round(folder: Path) -> int:
     """The round of the newest checkpoint in a folder, complete or not; 0 if there is none."""
-    return max((_round_of(path) for path in list_all(folder)), default=0)
+    return max((round_of(path) for path in list_all(folder)), default=0)
 
 
-def _round_of(checkpoint: Path) -> int:
+def round_of(checkpoint: Path) -> int:
+    """The round of a checkpoint."""
     return int(checkpoint.name.split("-")[1])
 
 
@@ -146,7 +147,7 @@ def best(folder: Path, records: Iterable[Record]) -> Path:
 def of_round(folder: Path, round: int) -> Path:
     """The newest checkpoint of a round in a folder; ValueError if none is kept."""
     newest(folder)
-    named = [(_round_of(path), path) for path in list_checkpoints(folder)]
+    named = [(round_of(path), path) for path in list_checkpoints(folder)]
     found = [path for number, path in named if number == round]
     kept = ", ".join(str(number) for number in sorted({number for number, _ in named}))
     require(

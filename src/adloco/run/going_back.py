@@ -6,7 +6,7 @@ from pathlib import Path
 from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
 from adloco.run.changes import cut_changes
-from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read
+from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read, round_of
 from adloco.run.folder import CHECKPOINTS, SUMMARY, locked, run_folder
 from adloco.run.part_file import CHECKSUMS
 from adloco.run.records import Records
@@ -55,7 +55,7 @@ def go_back(folder: Path, round: int) -> list[str]:
 
 def _target(checkpoints: Path, round: int) -> Path:
     """The newest checkpoint of the round. A machine without rank 0 has no part `run` of any."""
-    found = [path for path in list_all(checkpoints) if int(path.name.split("-")[1]) == round]
+    found = [path for path in list_all(checkpoints) if round_of(path) == round]
     whole = list_checkpoints(checkpoints)
     if whole and (not found or {*found} & {*whole}):
         return of_round(checkpoints, round)  # Which says what there is.

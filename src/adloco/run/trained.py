@@ -23,6 +23,7 @@ from adloco.errors import require
 from adloco.metrics import Record
 from adloco.models.fixed_values import changed_fixed
 from adloco.models.source import Builder
+from adloco.rules.failure_signs import is_finite
 from adloco.run.checkpoint import need
 from adloco.run.environment import device_here
 from adloco.run.folder import MODEL
@@ -255,9 +256,7 @@ def _lowest(record: Record, among: Collection[int]) -> int | None:
     losses = {
         row["trainer"]: row["val_loss"]
         for row in record["trainers"]
-        if row["trainer"] in among
-        and row["val_loss"] is not None
-        and math.isfinite(row["val_loss"])
+        if row["trainer"] in among and is_finite(row["val_loss"])
     }
     return min(losses, key=lambda trainer: (losses[trainer], trainer), default=None)
 
