@@ -26,7 +26,7 @@ import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ PACKAGE = 500_000
 """Most characters of a package's source code in the text of the stages loss-30M."""
 Result = dict[str, Any]
 """Numbers of a run or a measurement; `failure` says why some are missing."""
+Results = Iterable[tuple[str, Result]]
+"""Results by name, as soon as each is there."""
 
 SIZES = {
     "0.9M": "",
@@ -223,8 +225,11 @@ def in_child(
 ) -> tuple[Result, list[str]]:
     """Call a function in a process of its own; its seconds, or how it failed, and its output."""
     processes = multiprocessing.get_context("forkserver")
-    # Imported once, before the device is touched: they take eight seconds there.
-    processes.set_forkserver_preload(["adloco.cli.train", "transformers.models.llama"])
+    # Imported once, before the device is touched: they take eight seconds there. A command alone
+    # imports nothing of this before it runs.
+    processes.set_forkserver_preload(
+        ["adloco.cli.train_here", "transformers.models.llama.modeling_llama"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         output.touch()  # A process that dies at once writes none.
@@ -277,7 +282,7 @@ def in_memory(words: str) -> None:
     print(sum(each.numel() for each in params), peak)
 
 
-def largest(size: str, extra: str = "") -> dict[str, Result]:
+def largest(size: str, extra: str = "") -> Results:
     """A large model, as two workers whose global parameters are on the host."""
     words = f"diloco {SIZES[size]} {LONG} --method.workers_per_trainer 2 --method.sync_every 2 "
     words += f"{batch(4, 2)} --outer.on_host true --model.gradient_checkpointing true "
@@ -290,7 +295,7 @@ def largest(size: str, extra: str = "") -> dict[str, Result]:
         parameters, peak = map(int, said[-1].split())
         found |= {"parameters": parameters, "peak_bytes": peak}
         found |= {"planned_bytes": planned_bytes(words, parameters)}
-    return {size: found}
+    return [(size, found)]
 
 
 def planned_bytes(words: str, parameters: int) -> float:
@@ -326,35 +331,32 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.pstdev(values) / statistics.mean(values)
 
 
-def cuda_tests() -> dict[str, Result]:
+def cuda_tests() -> Results:
     """The tests that need a CUDA device."""
     # Ended in time, so that what it said is stored.
     line = ["timeout", "--signal=INT", str(STAGE_SECONDS), sys.executable, "-m", "pytest"]
     line += ["-q", "-p", "no:benchmark", *CUDA_TESTS, "-k", "cuda"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=FOLDER.parent.parent)
-    return {"tests": {"failure" if done.returncode else "end": done.stdout[-1500:]}}
+    return [("tests", {"failure" if done.returncode else "end": done.stdout[-1500:]})]
 
 
-def optimizers() -> dict[str, Result]:
+def optimizers() -> Results:
     """Steps on the hidden matrices of a Llama with 24 layers of width 1024 (271M values)."""
     steps = optimizer_steps(hidden_matrices(WIDTH, LAYERS, torch.device("cuda")))
-    return {
-        name: result | {"peak_bytes": peak_bytes(steps[name])}
-        for name, result in times(steps).items()
-    }
+    for name, result in times(steps):
+        known = {} if "failure" in result else {"peak_bytes": peak_bytes(steps[name])}
+        yield name, result | known
 
 
-def formats() -> dict[str, Result]:
+def formats() -> Results:
     """Each wire format encodes and decodes 305M values, in pieces as a sync does it."""
     return times(wire_formats(torch.randn(VALUES, device="cuda")))
 
 
-def syncs() -> dict[str, Result]:
+def syncs() -> Results:
     """A sync of four workers of the device, each with the matrices of `optimizers`."""
-    found: dict[str, Result] = {}
     for name in ("fp32", "int4", "int1"):
-        found |= times({name: sync_of_four(name, WIDTH, LAYERS, torch.device("cuda"))})
-    return found
+        yield from times({name: sync_of_four(name, WIDTH, LAYERS, torch.device("cuda"))})
 
 
 def sync_of_four(name: str, width: int, layers: int, device: torch.device) -> Callable[[], Any]:
@@ -366,18 +368,17 @@ def sync_of_four(name: str, width: int, layers: int, device: torch.device) -> Ca
     return partial(sync, event, workers, [1 / 4] * 4, Comm(Islands(workers=[4], traffic=Traffic())))
 
 
-def stacked() -> dict[str, Result]:
+def stacked() -> Results:
     """Passes of four models with small batches, by each way to train several on a device."""
-    found: dict[str, Result] = {}
     for size, samples, context in (("0.9M", 4, 128), ("30M", 4, 1024), ("305M", 2, 512)):
         recipe = recipe_of(f"single {SIZES[size]} --data.context_tokens {context}")
         sides = ways(open_recipe(recipe).builder, samples, context, torch.device("cuda"))
-        found |= {f"{size}, {name}": result for name, result in times(sides).items()}
+        for name, result in times(sides):
+            yield f"{size}, {name}", result
         torch.compiler.reset()
-    return found
 
 
-MEASURED: dict[str, Callable[[], dict[str, Result]]] = {
+MEASURED: dict[str, Callable[[], Results]] = {
     "cuda-tests": cuda_tests,
     "optimizers": optimizers,
     "formats": formats,
@@ -411,13 +412,20 @@ def optimizer_steps(matrices: Sequence[Tensor]) -> dict[str, Callable[[], Any]]:
     }
 
 
-def times(sides: Mapping[str, Callable[[], Any]]) -> dict[str, Result]:
-    """Milliseconds of each side: the median of its turns."""
-    seconds = in_turns(sides, TURNS, meet=torch.cuda.synchronize)
-    return {
-        name: {"milliseconds": 1e3 * statistics.median(turns), "deviation": deviation(turns)}
-        for name, turns in seconds.items()
-    }
+def times(sides: Mapping[str, Callable[[], Any]]) -> Results:
+    """Milliseconds of each side: the median of its turns. One that fails does not end the others,
+    because a device is lent for minutes.
+    """
+    work: dict[str, Callable[[], Any]] = {}
+    for name, side in sides.items():
+        try:
+            side()
+            torch.cuda.synchronize()
+            work[name] = side
+        except Exception as error:  # Of torch's compiler, too, which has many.
+            yield name, {"failure": f"{type(error).__name__}: {error}"[-1000:]}
+    for name, turns in in_turns(work, TURNS, meet=torch.cuda.synchronize).items():
+        yield name, {"milliseconds": 1e3 * statistics.median(turns), "deviation": deviation(turns)}
 
 
 def peak_bytes(step: Callable[[], Any]) -> int:
@@ -432,7 +440,7 @@ def peak_bytes(step: Callable[[], Any]) -> int:
 def measure(stage: str, runs: Mapping[str, str]) -> Iterator[tuple[str, Result]]:
     """The results of one stage, as soon as each is there: of these runs, if it trains."""
     if stage in MEASURED:
-        yield from MEASURED[stage]().items()
+        yield from MEASURED[stage]()
     ends = time.monotonic() + STAGE_SECONDS
     for name, words in runs.items():
         yield name, trained(words, max(1.0, ends - time.monotonic()))

@@ -84,16 +84,21 @@ def ways(
 
 
 def graphs(functions: list[Callable[[], Any]], device: torch.device) -> Callable[[], None]:
-    """Capture each function in a stream of its own. Returns what replays all of them at once."""
-    captured = []
-    for function in functions:
+    """What replays all of these functions at once, each in a stream of its own. They are captured
+    on the first call.
+    """
+    captured: list[tuple[Lane, Graph]] = []
+
+    def capture(function: Callable[[], Any]) -> tuple[Lane, Graph]:
         lane = Lane(device)
         with on_stream(lane.stream):
             for _ in range(2):  # Libraries choose their kernels on the first calls.
                 function()
-            captured.append((lane, Graph(function, lane)))
+            return lane, Graph(function, lane)
 
     def replay() -> None:
+        if not captured:
+            captured.extend([capture(each) for each in functions])
         outside = torch.cuda.current_stream(device)
         for lane, graph in captured:
             lane.stream.wait_stream(outside)

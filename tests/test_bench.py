@@ -151,6 +151,18 @@ def test_what_the_benchmark_on_a_gpu_measures(bench: Any) -> None:
         assert not any(torch.equal(old, matrix) for old, matrix in moved)
 
 
+def test_what_fails_on_a_gpu_does_not_end_what_is_measured_beside_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = bench("gpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = dict(gpu.times({"bad": lambda: 1 / 0, "good": lambda: None}))
+    assert found["bad"] == {"failure": "ZeroDivisionError: division by zero"}
+    assert found["good"]["milliseconds"] >= 0
+    monkeypatch.setitem(gpu.MEASURED, "formats", lambda: found.items())
+    assert dict(gpu.measure("formats", {})) == found
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch.func
 def test_the_written_llama_of_the_gpu_benchmark_is_that_of_transformers(bench: Any) -> None:
     stacked, gpu = bench("gpu_stacked"), bench("gpu")
