@@ -7,7 +7,7 @@ the schedule in `rules.sync_schedule`: fragments of the model are sent and recei
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from threading import Event
 
 from adloco.algorithms.make_reports import report_round, report_trainer
@@ -148,8 +148,8 @@ class Round:
         waited = SyncStats(exposed_seconds=exposed_seconds / ranks)
         for worker in self._state.workers.values():
             # This rank has a part of the statistics; the ranks of the island add up theirs.
-            whole = worker.engine.sum((found[worker.id] + waited).to_numbers())
-            worker.round.sync += SyncStats.from_numbers(whole)
+            whole = worker.engine.sum(astuple(found[worker.id] + waited))
+            worker.round.sync += SyncStats(*whole)
 
     def _gather(self, tasks: Tasks) -> Mapping[int, WorkerRound]:
         """The numbers of all workers of the run in the round, by id. Waits for all ranks."""
