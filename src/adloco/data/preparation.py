@@ -6,8 +6,7 @@ number.
 
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
 
 from adloco.data.encoding import begin_process
 from adloco.data.token_cache import TokenCache
@@ -29,22 +28,14 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
     """
     store = cache.store
     yield store.state
-    if not store.state.complete:
-        with _pool(processes) as pool:
-            yield from store.grow(
-                lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * processes
-            )
-
-
-@contextmanager
-def _pool(processes: int) -> Iterator[Executor | None]:
-    if processes == 1:
-        yield None
-        return
-    pool = ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn"), initializer=begin_process
-    )
+    pool = None
+    if processes > 1:  # It starts them when it is given the first chunk.
+        spawned = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(processes, spawned, begin_process)
     try:
-        yield pool
+        yield from store.grow(
+            lambda state: state.complete, pool, ahead=CHUNKS_PER_PROCESS * processes
+        )
     finally:
-        pool.shutdown(cancel_futures=True)
+        if pool:
+            pool.shutdown(cancel_futures=True)
