@@ -84,25 +84,21 @@ class TokenCache:
     def validation(self) -> NDArray[Any]:
         return self.store.tokens("validation")
 
-    def train_windows(self, context_tokens: int, at_least: int) -> int:
+    def train_windows(self, at_least: int) -> int:
         """Number of windows to train on.
 
-        Args:
-            context_tokens: Length of a window, less one token.
-            at_least: For a stream, windows to fetch; the number is then of those so far.
+        at_least: For a stream, windows to fetch; the number is then of those so far.
         """
-        tokens = self.at_least(at_least * context_tokens + 1) if self.data.streaming else self.train
-        return max(0, (len(tokens) - 1) // context_tokens)
+        context = self.data.context_tokens
+        tokens = self.at_least(at_least * context + 1) if self.data.streaming else self.train
+        return max(0, (len(tokens) - 1) // context)
 
-    def train_source(self, *, context_tokens: int, num_streams: int, seed: int) -> Source:
+    def train_source(self, *, num_streams: int, seed: int) -> Source:
         """The source of windows to train on; `seed` sets their order, except for a stream."""
+        context = self.data.context_tokens
         if self.data.streaming:
-            return StreamSource(
-                self.at_least, context_tokens=context_tokens, num_streams=num_streams
-            )
-        return TokenSource(
-            self.train, context_tokens=context_tokens, num_streams=num_streams, seed=seed
-        )
+            return StreamSource(self.at_least, context_tokens=context, num_streams=num_streams)
+        return TokenSource(self.train, context_tokens=context, num_streams=num_streams, seed=seed)
 
     def at_least(self, tokens: int) -> NDArray[Any]:
         """Fetch train tokens until there are this many, or the source ends; returns all so far."""

@@ -178,7 +178,8 @@ def place(
     if not dist.is_initialized():
         require(
             num_ranks() == 1,
-            "this process is one of several ranks; call place inside `with adloco.process_group():`",
+            "this process is one of several ranks; "
+            "call place inside `with adloco.process_group():`",
         )
         return OneProcess(device, threads)
     mine = {
