@@ -9,7 +9,9 @@ of the tokenizer.
 
 import hashlib
 import json
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
+from adloco.data.encoding import begin_process
 from adloco.data.feeds import chunks_after, texts_of
 from adloco.data.files import cache_folder, reads
 from adloco.data.rows import Position, left_out, stages
@@ -33,6 +36,8 @@ KEY_FORMAT = 3
 """Version of the digests of sources."""
 TOKENIZER_TEXTS = 10_000
 """Texts on which bpe:SIZE is trained."""
+CHUNKS_PER_PROCESS = 2
+"""Chunks of rows in flight for each process, so that no process waits for the writer."""
 
 
 class TokenCache:
@@ -189,6 +194,31 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
             "another folder (recipe section [data])"
         ) from error
     return TokenCache(data, store, tokenizer)
+
+
+def fill(cache: TokenCache, processes: int) -> Iterator[State]:
+    """Fill a cache before training (`adloco prepare`), continuing from its content; yields its
+    state first and after each chunk. What it holds then does not depend on the number of processes.
+
+    Args:
+        cache: From `begin_cache`.
+        processes: Processes that tokenise, while this one reads and writes; with 1, this process
+            does it.
+
+    Raises:
+        ValueError: The source cannot be read.
+    """
+    yield cache.store.state
+    pool = None
+    if processes > 1:  # It starts them when it is given the first chunk.
+        spawned = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(processes, spawned, begin_process)
+    try:
+        ahead = CHUNKS_PER_PROCESS * processes
+        yield from cache.store.grow(lambda state: state.complete, pool, ahead)
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
 
 
 def _validation_is_read(data: DataSettings, state: State) -> bool:
