@@ -199,16 +199,9 @@ class Round:
             samples = sum(row.samples for row in rows)
             trainer.update_batch([row.moments for row in rows], samples, decay)
             mine = [tasks[worker] for worker in trainer.worker_ids]
-            reports.append(
-                report_trainer(
-                    trainer,
-                    requested,
-                    mine,
-                    rows,
-                    parts.base_rate,
-                    distances[trainer.id],
-                )
-            )
+            distance = distances[trainer.id]
+            report = report_trainer(trainer, requested, mine, rows, parts.base_rate, distance)
+            reports.append(report)
         return reports
 
     def _merge(self, last: bool) -> Merge | None:

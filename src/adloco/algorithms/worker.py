@@ -184,12 +184,8 @@ class Worker:
         finally:
             # If a step fails because the one before was not finite, that is the error to show.
             self._read(task, all_but=0)
-        if (
-            1
-            < task.inner_steps
-            == self.inner_step
-            == self.round.skipped_steps + self.round.restarts
-        ):
+        not_finite = self.round.skipped_steps + self.round.restarts
+        if 1 < task.inner_steps == self.inner_step == not_finite:
             place = task.place(self.id, self.inner_step)
             raise NonFiniteLossError(f"no step of the round was finite until {place}; {ADVICE}")
         # Neither a sync nor a checkpoint may take what is not finite.
@@ -338,23 +334,15 @@ class Worker:
         """Run forward and backward on a micro-batch, which begins at this sample of the step and
         has this share of the worker's samples. Returns its part of the mean loss.
         """
-        with (
-            self._own_dropout(offset),
-            autocast(self._settings.device, self._settings.execution.autocast),
-        ):
+        device, execution = self._settings.device, self._settings.execution
+        dropout: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._drops:
+            first = self.position + offset
+            dropout = own_dropout(execution.seed, self.stream, first, device)
+        with dropout, autocast(device, execution.autocast):
             loss = _mean_loss(self._loss_fn(self.engine.forward, batch)) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
-
-    def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
-        if not self._drops:
-            return contextlib.nullcontext()
-        return own_dropout(
-            self._settings.execution.seed,
-            self.stream,
-            self.position + offset,
-            self._settings.device,
-        )
 
     def free_graphs(self) -> None:
         """Free what captured passes and updates keep, of all workers with which it takes turns."""
