@@ -147,14 +147,16 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
     Raises:
         ValueError: The source cannot be read or contains no text, or the cache cannot be written.
     """
+
+    def enough(state: State) -> bool:
+        """True if all rows were read; of a stream, all those to validate on."""
+        if not data.streaming:
+            return state.complete
+        held_out = not data.validation_split and state.row >= data.validation_samples
+        return state.stage > 0 or held_out
+
     cache = begin_cache(data, tokenizer)
-    _exhaust(
-        cache.store.grow(
-            (lambda state: _validation_is_read(data, state))
-            if data.streaming
-            else (lambda state: state.complete)
-        )
-    )
+    _exhaust(cache.store.grow(enough))
     return cache
 
 
@@ -219,11 +221,6 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)
-
-
-def _validation_is_read(data: DataSettings, state: State) -> bool:
-    """True if all rows to validate on have been read."""
-    return state.stage > 0 or (not data.validation_split and state.row >= data.validation_samples)
 
 
 def _source_key(data: DataSettings) -> str:
