@@ -21,8 +21,7 @@ from adloco import AdLoCo, BatchWarmup, Execution, NormTest
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import library_texts
-from adloco.data.preparation import fill
-from adloco.data.token_cache import begin_cache
+from adloco.data.token_cache import begin_cache, fill
 from adloco.data.tokenizers import make_tokenizer
 from adloco.distributed.placement.threads import num_cores
 from adloco.run.training_run import TrainingRun

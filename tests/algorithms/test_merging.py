@@ -360,7 +360,8 @@ def test_running_statistics_are_averaged_as_parameters_are() -> None:
     one, other = (run.trainers[i].outer.buffers[0].clone() for i in (0, 1))
     merge(run, MergeFates())
     for worker in run.workers.values():
-        torch.testing.assert_close(worker.replica.buffers[0], 0.25 * one + 0.75 * other)
+        first, *_ = worker.replica.buffers
+        torch.testing.assert_close(first, 0.25 * one + 0.75 * other)
 
 
 @pytest.mark.parametrize("fate", ["weighted", "survivor"])

@@ -47,7 +47,11 @@ def folder(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, cache: Path, **changes: Any) -> DataSettings:
     return DataSettings(
-        dataset=str(folder), validation_samples=VALIDATION, cache=str(cache), **changes
+        dataset=str(folder),
+        validation_samples=VALIDATION,
+        cache=str(cache),
+        context_tokens=16,
+        **changes,
     )
 
 
@@ -126,7 +130,7 @@ def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(
     cache = open_cache(settings(folder, tmp_path, streaming=True))
     assert cache.store.state.chunks == 1
     assert cache.validation.tolist() == packed(words[:VALIDATION])
-    source = cache.train_source(context_tokens=16, num_streams=3, seed=0)
+    source = cache.train_source(num_streams=3, seed=0)
     for stream in (2, 0, 1):
         own = list(range(stream, windows, 3))
         # Into the third epoch.
@@ -143,7 +147,7 @@ def test_a_stream_fetches_what_it_serves_and_serves_what_stands_in_the_text(
 
 def test_a_stream_fetches_no_more_than_it_serves(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path, streaming=True))
-    source = cache.train_source(context_tokens=16, num_streams=1, seed=0)
+    source = cache.train_source(num_streams=1, seed=0)
     windows = cache.store.state.train // 16 - 1
     source.read(0, 0, windows)
     assert cache.store.state.chunks == 1
@@ -153,10 +157,10 @@ def test_a_stream_fetches_no_more_than_it_serves(folder: Path, tmp_path: Path) -
 
 def test_several_that_share_a_folder_append_in_turn(folder: Path, tmp_path: Path) -> None:
     alone = open_cache(settings(folder, tmp_path / "alone", streaming=True)).train_source(
-        context_tokens=16, num_streams=2, seed=0
+        num_streams=2, seed=0
     )
     shared = [open_cache(settings(folder, tmp_path / "shared", streaming=True)) for _ in range(2)]
-    sources = [cache.train_source(context_tokens=16, num_streams=2, seed=0) for cache in shared]
+    sources = [cache.train_source(num_streams=2, seed=0) for cache in shared]
     for position in range(0, 1500, 250):
         for stream in range(2):
             assert (

@@ -8,18 +8,22 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from adloco import InnerAdamW
 from adloco.cli.main import main
+from adloco.data.byte_tokenizer import ByteTokenizer
 from adloco.data.data_settings import DataSettings
 from adloco.data.sources import TokenSource
+from adloco.data.token_cache import TokenCache
 from adloco.models.sources.llama import LlamaShape
 from adloco.models.sources.named_model import NamedModel
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
@@ -29,7 +33,6 @@ from adloco.tasks.language_model import (
     cross_entropy,
     evaluation_windows,
     generate,
-    loss_on_windows,
     next_token_loss,
     open_language_model,
 )
@@ -49,6 +52,17 @@ class Oracle(nn.Module):
         return Output()
 
 
+def on_tokens(tokens: NDArray[np.uint16], context_tokens: int, windows: int) -> LanguageModel:
+    """The task with these tokens to validate on."""
+    cache = SimpleNamespace(
+        validation=tokens,
+        data=DataSettings(context_tokens=context_tokens),
+        tokenizer=ByteTokenizer(),
+        lost=lambda: 0,
+    )
+    return LanguageModel(cast(TokenCache, cache), windows)
+
+
 def test_labels_are_the_next_tokens() -> None:
     counting = torch.arange(12)[None] % 10
     assert float(next_token_loss(Oracle(), counting)) == pytest.approx(0, abs=1e-6)
@@ -61,27 +75,23 @@ def test_labels_are_the_next_tokens() -> None:
 def test_loss_of_uniform_predictions_is_log_vocabulary() -> None:
     model = build_llama(TINY, vocab_size=10, seed=0)
     nn.init.zeros_(model.lm_head.weight)  # type: ignore[union-attr, arg-type]
-    source = TokenSource(np.arange(101, dtype=np.uint16) % 10, context_tokens=5)
-    total, count = loss_on_windows(
-        model, source, evaluation_windows(source, 0), torch.device("cpu")
-    )
+    task = on_tokens(np.arange(101, dtype=np.uint16) % 10, context_tokens=5, windows=0)
+    total, _, count = task.measure(model, torch.device("cpu"), 32)
     assert count == 100
     assert total / count == pytest.approx(math.log(10), rel=1e-6)
 
 
 def test_evaluation_sums_over_tokens_however_it_is_shared() -> None:
     model = build_llama(TINY, vocab_size=10, seed=0)
-    source = TokenSource(
-        np.random.default_rng(0).integers(0, 10, 500).astype(np.uint16), context_tokens=7
-    )
+    tokens = np.random.default_rng(0).integers(0, 10, 500).astype(np.uint16)
+    task = on_tokens(tokens, context_tokens=7, windows=41)
+    source = TokenSource(tokens, context_tokens=7)
     windows = evaluation_windows(source, 41)
     assert len(set(windows.tolist())) == 41
-    whole = loss_on_windows(model, source, windows, torch.device("cpu"))
-    parts = [
-        loss_on_windows(model, source, windows[part::3], torch.device("cpu")) for part in range(3)
-    ]
-    assert sum(count for _, count in parts) == whole[1] == 41 * 7
-    assert sum(total for total, _ in parts) == pytest.approx(whole[0], rel=1e-6)
+    total, _, count = task.measure(model, torch.device("cpu"), 32)
+    parts = [task.measure(model, torch.device("cpu"), 32, part, 3) for part in range(3)]
+    assert sum(own for _, _, own in parts) == count == 41 * 7
+    assert sum(own for own, _, _ in parts) == pytest.approx(total, rel=1e-6)
     with torch.no_grad():
         expected = (
             sum(
@@ -89,7 +99,7 @@ def test_evaluation_sums_over_tokens_however_it_is_shared() -> None:
             )
             / 41
         )
-    assert whole[0] / whole[1] == pytest.approx(expected, rel=1e-5)
+    assert total / count == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -207,11 +207,8 @@ class DiLoCo:
             for index, model in enumerate(self.models):
                 copy_all(state["replicas"][index], _kept(model, apart))
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
-        self._samples, self._counted, self._inner_steps = (
-            list(state["samples"]),
-            state["counted"],
-            state["inner_steps"],
-        )
+        self._samples, self._counted = list(state["samples"]), state["counted"]
+        self._inner_steps = state["inner_steps"]
         self._round_weights = list(state["round_weights"])
 
     def _require_own_gradients(self, model: nn.Module) -> None:

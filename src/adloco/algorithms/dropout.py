@@ -87,12 +87,7 @@ class OwnDropout(TorchFunctionMode):
         kept = torch.empty_like(input).bernoulli_(1 - p, generator=self._generator).div_(1 - p)
         return input.mul_(kept) if inplace else input * kept
 
-    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
-        if kwargs.get("dropout_p", 0.0) or (len(args) > 4 and args[4]):
-            return self._attention_with_dropout(*args, **kwargs)
-        return functional.scaled_dot_product_attention(*args, **kwargs)
-
-    def _attention_with_dropout(
+    def _attention(
         self,
         query: Tensor,
         key: Tensor,
@@ -103,7 +98,11 @@ class OwnDropout(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Attention from separate operators, because the fused operator takes no generator."""
+        """Attention, with dropout from separate operators: the fused one takes no generator."""
+        if not dropout_p:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         if enable_gqa:
             key, value = (
                 tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3)

@@ -158,14 +158,11 @@ class _AppliedFates:
             missing = whole or momentum == "survivor"
             if newcomers and missing:
                 _fill_missing_momentum([*self._absorbed, trainer], placement)
-            tensors = [
-                *(
-                    trainer.outer.parameters()
-                    if whole or self._fates.parameters == "survivor"
-                    else []
-                ),
-                *(trainer.outer.momentum() if missing else []),
-            ]
+            tensors: list[Tensor] = []
+            if whole or self._fates.parameters == "survivor":
+                tensors += trainer.outer.parameters()
+            if missing:
+                tensors += trainer.outer.momentum()
             source = trainer.worker_ids[0]
             trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
             comm = placement.comm(trainer.worker_ids)

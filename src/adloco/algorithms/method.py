@@ -24,7 +24,6 @@ from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.controller import BatchGuards
 from adloco.rules.merge import MergeFates, MergePolicy
 from adloco.rules.merge_policies.no_merge import NoMerge
-from adloco.rules.nonfinite import OnNonFinite
 from adloco.rules.shares import EqualShares, Shares
 from adloco.rules.switch import SwitchMode
 from adloco.rules.sync_schedule import Streaming
@@ -38,6 +37,11 @@ if TYPE_CHECKING:
 MOST_WORKERS = 1_000_000
 """More workers than any cluster has; the lists of their ids still fit in memory."""
 
+OnNonFinite = Literal["stop", "skip", "restore"]
+"""Action of a worker whose numbers are not finite (docs/method.md). stop: the run ends with
+`NonFiniteLossError`. skip: an inner step whose loss or gradient is not finite leaves the parameters
+as they are. restore: the worker starts again from the parameters of the last sync, with fresh
+optimizer state."""
 LossFunction = Callable[[Any, Any], "Tensor"]
 """(model, batch) -> mean loss over the batch's samples."""
 

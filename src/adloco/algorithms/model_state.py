@@ -2,18 +2,19 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from adloco.algorithms.inner.shared import trainable
 from adloco.algorithms.method import OuterMemory
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
-from adloco.distributed.parallel.gradient_norms import squared_norm, trainable
+from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.errors import NonFiniteLossError, require
 
 LARGEST = 1e37
@@ -33,7 +34,7 @@ class Replica:
     """Names of the parameters."""
     params: Sequence[Tensor]
     """The trainable parameters."""
-    buffers: Sequence[Tensor]
+    buffers: Iterable[Tensor]
     """The floating-point buffers of the model's state (running statistics), averaged at a sync:
     those that it has when they are asked for."""
     residuals: Sequence[Tensor]
@@ -50,20 +51,19 @@ class Replica:
             residuals_in: Place of residuals, which are zero; None: there are none.
         """
         params = trainable(model)
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        for name, parameter in zip(names, params, strict=True):
+        for name, parameter in params.items():
             require(
                 not parameter.is_complex(),
                 f"parameter {name} is complex, and syncs send real numbers; keep its real and its "
                 "imaginary part as two parameters (torch.complex joins them in a pass)",
             )
         return Replica(
-            names=names,
-            params=params,
+            names=[*params],
+            params=[*params.values()],
             buffers=state_buffers(model, floating=True),
             residuals=[
                 zeros_like(each, torch.float32, device=residuals_in.place(local(each).device))
-                for each in params
+                for each in params.values()
             ]
             if residuals_in
             else [],
@@ -105,33 +105,20 @@ class Replica:
         raise NonFiniteLossError(f"{what} is not finite in {where}; {ADVICE}")
 
 
-class Buffers(Sequence[Tensor]):
+@dataclass(frozen=True)
+class Buffers:
     """Buffers of a model, by the modules that have them: a forward pass may put another tensor in
     the place of one.
     """
 
-    def __init__(self, places: Sequence[tuple[nn.Module, str]]) -> None:
-        """
-        Args:
-            places: The module and the name of each, which is not in the names of wrappers.
-        """
-        self._places = places
+    places: Sequence[tuple[nn.Module, str]]
+    """The module and the name of each, which is not in the names of wrappers."""
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
-        if isinstance(index, slice):
-            return Buffers(self._places[index])
-        module, name = self._places[index]
-        buffer: Tensor = getattr(module, name)
-        return buffer
+    def __iter__(self) -> Iterator[Tensor]:
+        return (getattr(module, name) for module, name in self.places)
 
 
 def state_buffers(model: nn.Module, *, floating: bool) -> Buffers:
@@ -219,7 +206,7 @@ def _float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, T
 
 
 @torch.no_grad()
-def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+def copy_all(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
     """Copy each source into its target, in place.
 
     Values are converted to the target's data type. A whole source is sharded like its target.

@@ -72,15 +72,12 @@ def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
 
     exact = {Muon, ShortAdamW, *(getattr(torch.optim, name) for name in ELEMENTWISE)}
     for optimizer in optimizers:
-        name = type(optimizer).__name__
-        known = (
-            f"{name} is not known to work element by element, so {shards} shards might not train "
-            "as one does"
+        require(
+            shards == 1 or type(optimizer) in exact,
+            f"{type(optimizer).__name__} is not known to work element by element, so {shards} "
+            "shards might not train as one does; use placement.shard_size 1 (replicas are no "
+            "problem), or an inner optimizer of adloco",
         )
-        advice = (
-            "use placement.shard_size 1 (replicas are no problem), or an inner optimizer of adloco"
-        )
-        require(shards == 1 or type(optimizer) in exact, f"{known}; {advice}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,16 +49,11 @@ class OuterSync:
             "rounding takes back small steps; use model.dtype fp32 (run.precision bf16 computes in "
             "bf16 all the same), or streaming.alpha 0 or 1",
         )
-        self.global_params = [
-            nn.Parameter(
-                copied(
-                    parameter,
-                    device=memory.place(local(parameter).device),
-                    dtype=sum_dtype(parameter.dtype),
-                )
-            )
-            for parameter in replica.params
-        ]
+        copies = (
+            copied(each, device=memory.place(local(each).device), dtype=sum_dtype(each.dtype))
+            for each in replica.params
+        )
+        self.global_params = [nn.Parameter(each) for each in copies]
         self.buffers = [buffer.clone() for buffer in replica.buffers]
         if syncing.wire:
             check_format(syncing.wire, local(replica.params[0]).device)

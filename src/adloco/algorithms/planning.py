@@ -104,13 +104,8 @@ class Planner:
 
     def _final_plans(self, plans: Mapping[int, BatchPlan], samples: int) -> dict[int, BatchPlan]:
         """Plans of a step of so many samples over all workers, in proportion to these plans."""
-        smallest = self._smallest_share
-        shares = proportional(
-            samples,
-            [plan.worker_batch for plan in plans.values()],
-            minimum=smallest,
-            maximum=None,
-        )
+        batches = [plan.worker_batch for plan in plans.values()]
+        shares = proportional(samples, batches, minimum=self._smallest_share, maximum=None)
         return {
             worker: plan.with_samples(share)
             for (worker, plan), share in zip(plans.items(), shares, strict=True)

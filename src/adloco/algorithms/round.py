@@ -7,7 +7,7 @@ the schedule in `rules.sync_schedule`: fragments of the model are sent and recei
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from threading import Event
 
 from adloco.algorithms.make_reports import report_round, report_trainer
@@ -116,7 +116,7 @@ class Round:
                 lambda worker: worker.advance(tasks[worker.id], until, halted),
                 workers,
                 on_failure=halted.set,
-                together=all(worker.shares_device(tasks[worker.id]) for worker in workers),
+                together=all(worker.captures(tasks[worker.id], shared=True) for worker in workers),
                 # While a thread compiles a model, none can call one that is compiled.
                 apart=any(worker.engine.compiles for worker in workers),
             )
@@ -148,8 +148,8 @@ class Round:
         waited = SyncStats(exposed_seconds=exposed_seconds / ranks)
         for worker in self._state.workers.values():
             # This rank has a part of the statistics; the ranks of the island add up theirs.
-            whole = worker.engine.sum((found[worker.id] + waited).to_numbers())
-            worker.round.sync += SyncStats.from_numbers(whole)
+            whole = worker.engine.sum(astuple(found[worker.id] + waited))
+            worker.round.sync += SyncStats(*whole)
 
     def _gather(self, tasks: Tasks) -> Mapping[int, WorkerRound]:
         """The numbers of all workers of the run in the round, by id. Waits for all ranks."""
@@ -199,16 +199,9 @@ class Round:
             samples = sum(row.samples for row in rows)
             trainer.update_batch([row.moments for row in rows], samples, decay)
             mine = [tasks[worker] for worker in trainer.worker_ids]
-            reports.append(
-                report_trainer(
-                    trainer,
-                    requested,
-                    mine,
-                    rows,
-                    parts.base_rate,
-                    distances[trainer.id],
-                )
-            )
+            distance = distances[trainer.id]
+            report = report_trainer(trainer, requested, mine, rows, parts.base_rate, distance)
+            reports.append(report)
         return reports
 
     def _merge(self, last: bool) -> Merge | None:

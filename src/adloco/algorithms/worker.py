@@ -144,14 +144,12 @@ class Worker:
         """Inner steps that it has taken in the round."""
         return len(self.round.losses) + len(self._unread)
 
-    def shares_device(self, task: RoundTask) -> bool:
-        """True if the passes of a round are captured, and so small that those of several workers
-        are computed at once.
-        """
-        return self._fits(task, shared=True)
+    def captures(self, task: RoundTask, *, shared: bool = False) -> bool:
+        """True if the passes of a round can be captured.
 
-    def _fits(self, task: RoundTask, *, shared: bool = False) -> bool:
-        """True if the passes of a round can be captured."""
+        shared: True to ask whether they are also so small that those of several workers are
+            computed at once.
+        """
         elements = task.plan.micro_batch * (self._settings.problem.tokens_per_sample + 1)
         return self._passes is not None and self._passes.fit(elements, shared=shared)
 
@@ -167,7 +165,7 @@ class Worker:
         """
         if self.inner_step == until:
             return
-        self._captures = self._fits(task)
+        self._captures = self.captures(task)
         if not self._captures:  # Others of the lane may still be small enough.
             for captured in (self._passes, self._captured_update):
                 if captured:
@@ -186,12 +184,8 @@ class Worker:
         finally:
             # If a step fails because the one before was not finite, that is the error to show.
             self._read(task, all_but=0)
-        if (
-            1
-            < task.inner_steps
-            == self.inner_step
-            == self.round.skipped_steps + self.round.restarts
-        ):
+        not_finite = self.round.skipped_steps + self.round.restarts
+        if 1 < task.inner_steps == self.inner_step == not_finite:
             place = task.place(self.id, self.inner_step)
             raise NonFiniteLossError(f"no step of the round was finite until {place}; {ADVICE}")
         # Neither a sync nor a checkpoint may take what is not finite.
@@ -233,7 +227,11 @@ class Worker:
         else:
             self.round.moments = moments
             copy_all(statistics, self._statistics)
-            self._leave_out(task)
+            # The samples count as read.
+            if self._settings.execution.on_nonfinite == "skip":
+                self.round.skipped_steps += 1
+            else:
+                self._restart(task)
         self._drop_gradients()  # A sync needs their memory; captured passes alone keep them.
         self.position += plan.worker_batch
         self.round.batches.append(plan.worker_batch)
@@ -267,13 +265,6 @@ class Worker:
             clip(self.replica.params, norm, self._settings.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
-
-    def _leave_out(self, task: RoundTask) -> None:
-        """Take no step with gradients that are not finite; the samples count as read."""
-        if self._settings.execution.on_nonfinite == "skip":
-            self.round.skipped_steps += 1
-        else:
-            self._restart(task)
 
     def _restart(self, task: RoundTask) -> None:
         """Start again from the parameters of the last sync, with fresh optimizer state."""
@@ -343,23 +334,15 @@ class Worker:
         """Run forward and backward on a micro-batch, which begins at this sample of the step and
         has this share of the worker's samples. Returns its part of the mean loss.
         """
-        with (
-            self._own_dropout(offset),
-            autocast(self._settings.device, self._settings.execution.autocast),
-        ):
+        device, execution = self._settings.device, self._settings.execution
+        dropout: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._drops:
+            first = self.position + offset
+            dropout = own_dropout(execution.seed, self.stream, first, device)
+        with dropout, autocast(device, execution.autocast):
             loss = _mean_loss(self._loss_fn(self.engine.forward, batch)) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
-
-    def _own_dropout(self, offset: int) -> contextlib.AbstractContextManager[Any]:
-        if not self._drops:
-            return contextlib.nullcontext()
-        return own_dropout(
-            self._settings.execution.seed,
-            self.stream,
-            self.position + offset,
-            self._settings.device,
-        )
 
     def free_graphs(self) -> None:
         """Free what captured passes and updates keep, of all workers with which it takes turns."""
@@ -431,10 +414,11 @@ class Worker:
 
 def _mean_loss(found: Any) -> Tensor:
     """What a loss function has returned; ValueError unless gradients can be computed from it."""
-    if isinstance(found, Tensor) and found.requires_grad and found.numel() == 1:
-        return found
-    is_tensor = isinstance(found, Tensor)
-    kind = f"a tensor of shape {[*found.shape]}" if is_tensor else type(found).__name__
+    kind = type(found).__name__
+    if isinstance(found, Tensor):
+        if found.requires_grad and found.numel() == 1:
+            return found
+        kind = f"a tensor of shape {[*found.shape]}"
     raise ValueError(
         "loss_fn must return the mean loss of a batch: a tensor of one number from which gradients "
         f"can be computed, and not .item() or a model's whole output; got {kind}"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 from adloco.distributed.comm.sync_stats import SyncStats
@@ -56,8 +56,7 @@ class WorkerRound:
         which all ranks know.
         """
         own = [self.busy_seconds, self.turn_seconds, self.skipped_steps, self.restarts]
-        pooled = [*self.sync.to_numbers(), *self.moments.to_numbers()]
-        return [*own, *pooled, *self.losses]
+        return [*own, *astuple(self.sync), *astuple(self.moments), *self.losses]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float], batches: Sequence[int]) -> "WorkerRound":
@@ -69,8 +68,8 @@ class WorkerRound:
             turn_seconds=numbers[1],
             skipped_steps=numbers[2],
             restarts=numbers[3],
-            sync=SyncStats.from_numbers(numbers[4:sync]),
-            moments=Moments.from_numbers(numbers[sync:moments]),
+            sync=SyncStats(*numbers[4:sync]),
+            moments=Moments(*numbers[sync:moments]),
             losses=list(numbers[moments:]),
             batches=list(batches),
         )

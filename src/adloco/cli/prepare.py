@@ -86,7 +86,7 @@ class Prepare(RecipeCommand):
 
 def _fill(cache: "TokenCache", processes: int, console: Console) -> "State":
     """Tokenise, and show how far it is."""
-    from adloco.data.preparation import fill
+    from adloco.data.token_cache import fill
 
     state, data = cache.store.state, cache.data
     limits = [data.samples, *([data.validation_samples] if data.validation_split else [])]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from adloco.algorithms.method import OnNonFinite
 from adloco.config.register import Register
 from adloco.errors import SettingError, require_range, require_setting
-from adloco.rules.nonfinite import OnNonFinite
 from adloco.setting import setting
 from adloco.tracking.tracker import TrackerSettings
 

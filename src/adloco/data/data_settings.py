@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,16 +168,13 @@ class DataSettings:
         Raises:
             ValueError: The table of the island has other settings than OF_ISLAND, or wrong values.
         """
-        own, given = (
-            self.islands[name],
-            {each.name: getattr(self, each.name) for each in fields(self)},
-        )
+        own = self.islands[name]
         for key, value in own.items():
             require(
                 key in OF_ISLAND,
                 f"{key} cannot be given for an island; settings that can: {', '.join(OF_ISLAND)}",
             )
-            kind = type(given[key])
+            kind = type(getattr(self, key))
             require(
                 isinstance(value, kind) and not isinstance(value, bool),
                 f"{key} must be of the type {kind.__name__}, got {value!r}",

@@ -62,7 +62,7 @@ def encode_chunks(
         try:
             while len(in_flight) < ahead and failure is None and (following := next(chunks, None)):
                 in_flight.append(
-                    (following, pool.submit(_encode_in_pool, str(folder), following.texts, dtype))
+                    (following, pool.submit(_encode_in_pool, folder, following.texts, dtype))
                 )
         except ValueError as error:
             # The chunks before the bad row are committed first.
@@ -112,10 +112,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_in_pool(folder: str, texts: Texts, dtype: str) -> Arrays:
-    return encode(_tokenizer_of(folder), texts, dtype)
+def _encode_in_pool(folder: Path, texts: Texts, dtype: str) -> Arrays:
+    return encode(_load_once(folder), texts, dtype)
 
 
-@lru_cache(maxsize=1)
-def _tokenizer_of(folder: str) -> Tokenizer:
-    return load_tokenizer(Path(folder))
+_load_once = lru_cache(maxsize=1)(load_tokenizer)

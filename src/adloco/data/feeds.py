@@ -88,13 +88,5 @@ def _no_texts() -> Texts:
 
 
 def _chunk(texts: Texts, position: Position, **after: Any) -> Chunk:
-    return Chunk(
-        texts=texts,
-        after={
-            "row": position.row,
-            "files": position.files,
-            "rows_of_files": position.rows_of_files,
-            "skipped": dict(position.skipped),
-            **after,
-        },
-    )
+    # A position's values have the same names in a state.
+    return Chunk(texts=texts, after={**vars(position), "skipped": dict(position.skipped), **after})

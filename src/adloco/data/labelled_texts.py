@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from adloco.data.data_file import Row
 from adloco.data.data_settings import DataSettings
 from adloco.data.rows import Position, Split, open_rows, stages
 from adloco.data.token_store import SPLITS
@@ -84,14 +84,11 @@ class LabelledTexts:
         if per_class == 0:
             return np.arange(len(self))
         for label, numbers in enumerate(each):
-            advice = (
-                "lower it (0: all there are), or hold out more with data.validation_samples or "
-                "data.validation_split"
-            )
             require(
                 len(numbers) >= per_class,
                 f"task.evaluation_per_class is {per_class}, but class {label} has {len(numbers)} "
-                f"texts; {advice}",
+                "texts; lower it (0: all there are), or hold out more with "
+                "data.validation_samples or data.validation_split",
             )
         return np.sort(np.concatenate([numbers[:per_class] for numbers in each]))
 
@@ -101,18 +98,13 @@ class LabelledTexts:
         Returns:
             input_ids and attention_mask, int64 [samples, longest], and labels, int64 [samples].
         """
-        texts = [self.ids[self.starts[number] : self.starts[number + 1]] for number in numbers]
-        longest = max(map(len, texts))
-        ids, mask = (
-            torch.full((len(texts), longest), pad),
-            torch.zeros(len(texts), longest, dtype=torch.int64),
-        )
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
-            mask[row, : len(text)] = 1
+        texts = [
+            torch.from_numpy(self.ids[self.starts[number] : self.starts[number + 1]]).long()
+            for number in numbers
+        ]
         return {
-            "input_ids": ids,
-            "attention_mask": mask,
+            "input_ids": pad_sequence(texts, batch_first=True, padding_value=pad),
+            "attention_mask": pad_sequence([*map(torch.ones_like, texts)], batch_first=True),
             "labels": torch.from_numpy(self.labels[numbers]),
         }
 
@@ -145,7 +137,8 @@ def read_texts(
     skipped: Counter[str] = Counter()
     for stage in stages(data):
         rows = open_rows(data, stage, {data.text_column: str, label_column: int}, Position())
-        for chunk in _chunks(((at, row) for at, row in rows if row is not None), TEXTS_AT_ONCE):
+        taken = ((at, row) for at, row in rows if row is not None)
+        while chunk := list(islice(taken, TEXTS_AT_ONCE)):
             texts = [row[data.text_column] for _, row in chunk]
             encoded = tokenizer.encode_whole(texts, data.context_tokens)
             for (at, row), text, ids in zip(chunk, texts, encoded, strict=True):
@@ -166,9 +159,3 @@ def read_texts(
         )
         for split in splits
     }, skipped
-
-
-def _chunks(rows: Iterable[tuple[int, Row]], size: int) -> Iterator[list[tuple[int, Row]]]:
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, size)):
-        yield chunk

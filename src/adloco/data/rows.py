@@ -154,17 +154,13 @@ class Rows:
 
     def _kept(self, item: Row | BadRow, where: str) -> Row | None:
         """The requested columns of a row; None for a bad row that is skipped."""
-        bad = (
-            item
-            if isinstance(item, BadRow)
-            else next(filter(None, (self._fault(item, column) for column in self.columns)), None)
-        )
-        if bad is None:
-            return (
-                {column: item[column] for column in self.columns}
-                if isinstance(item, dict)
-                else None
-            )
+        if isinstance(item, BadRow):
+            bad = item
+        else:
+            found = filter(None, (self._fault(item, column) for column in self.columns))
+            if (fault := next(found, None)) is None:
+                return {column: item[column] for column in self.columns}
+            bad = fault
         if self.data.bad_rows == "error":
             raise ValueError(
                 f"{where}{bad.problem}; {bad.advice}, or leave such rows out with data.bad_rows "

@@ -9,7 +9,9 @@ of the tokenizer.
 
 import hashlib
 import json
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
+from adloco.data.encoding import begin_process
 from adloco.data.feeds import chunks_after, texts_of
 from adloco.data.files import cache_folder, reads
 from adloco.data.rows import Position, left_out, stages
@@ -33,6 +36,8 @@ KEY_FORMAT = 3
 """Version of the digests of sources."""
 TOKENIZER_TEXTS = 10_000
 """Texts on which bpe:SIZE is trained."""
+CHUNKS_PER_PROCESS = 2
+"""Chunks of rows in flight for each process, so that no process waits for the writer."""
 
 
 class TokenCache:
@@ -84,25 +89,21 @@ class TokenCache:
     def validation(self) -> NDArray[Any]:
         return self.store.tokens("validation")
 
-    def train_windows(self, context_tokens: int, at_least: int) -> int:
+    def train_windows(self, at_least: int) -> int:
         """Number of windows to train on.
 
-        Args:
-            context_tokens: Length of a window, less one token.
-            at_least: For a stream, windows to fetch; the number is then of those so far.
+        at_least: For a stream, windows to fetch; the number is then of those so far.
         """
-        tokens = self.at_least(at_least * context_tokens + 1) if self.data.streaming else self.train
-        return max(0, (len(tokens) - 1) // context_tokens)
+        context = self.data.context_tokens
+        tokens = self.at_least(at_least * context + 1) if self.data.streaming else self.train
+        return max(0, (len(tokens) - 1) // context)
 
-    def train_source(self, *, context_tokens: int, num_streams: int, seed: int) -> Source:
+    def train_source(self, *, num_streams: int, seed: int) -> Source:
         """The source of windows to train on; `seed` sets their order, except for a stream."""
+        context = self.data.context_tokens
         if self.data.streaming:
-            return StreamSource(
-                self.at_least, context_tokens=context_tokens, num_streams=num_streams
-            )
-        return TokenSource(
-            self.train, context_tokens=context_tokens, num_streams=num_streams, seed=seed
-        )
+            return StreamSource(self.at_least, context_tokens=context, num_streams=num_streams)
+        return TokenSource(self.train, context_tokens=context, num_streams=num_streams, seed=seed)
 
     def at_least(self, tokens: int) -> NDArray[Any]:
         """Fetch train tokens until there are this many, or the source ends; returns all so far."""
@@ -146,14 +147,16 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
     Raises:
         ValueError: The source cannot be read or contains no text, or the cache cannot be written.
     """
+
+    def enough(state: State) -> bool:
+        """True if all rows were read; of a stream, all those to validate on."""
+        if not data.streaming:
+            return state.complete
+        held_out = not data.validation_split and state.row >= data.validation_samples
+        return state.stage > 0 or held_out
+
     cache = begin_cache(data, tokenizer)
-    _exhaust(
-        cache.store.grow(
-            (lambda state: _validation_is_read(data, state))
-            if data.streaming
-            else (lambda state: state.complete)
-        )
-    )
+    _exhaust(cache.store.grow(enough))
     return cache
 
 
@@ -195,9 +198,29 @@ def begin_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> Token
     return TokenCache(data, store, tokenizer)
 
 
-def _validation_is_read(data: DataSettings, state: State) -> bool:
-    """True if all rows to validate on have been read."""
-    return state.stage > 0 or (not data.validation_split and state.row >= data.validation_samples)
+def fill(cache: TokenCache, processes: int) -> Iterator[State]:
+    """Fill a cache before training (`adloco prepare`), continuing from its content; yields its
+    state first and after each chunk. What it holds then does not depend on the number of processes.
+
+    Args:
+        cache: From `begin_cache`.
+        processes: Processes that tokenise, while this one reads and writes; with 1, this process
+            does it.
+
+    Raises:
+        ValueError: The source cannot be read.
+    """
+    yield cache.store.state
+    pool = None
+    if processes > 1:  # It starts them when it is given the first chunk.
+        spawned = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(processes, spawned, begin_process)
+    try:
+        ahead = CHUNKS_PER_PROCESS * processes
+        yield from cache.store.grow(lambda state: state.complete, pool, ahead)
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
 
 
 def _source_key(data: DataSettings) -> str:

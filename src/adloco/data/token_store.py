@@ -121,7 +121,7 @@ class TokenStore:
                 (folder / name).is_file() and checksum(folder / name) == expected,
                 _changed(folder, name),
             )
-        for _ in self._check(sample_chunks(self.state.chunks)):
+        for _ in self.verify(sample_chunks(self.state.chunks)):
             pass
         self.tokenizer = load_tokenizer(folder)
 
@@ -164,8 +164,8 @@ class TokenStore:
             file.seek((chunks - 1) * RECORD.size)
             return file.read(DIGEST_BYTES).hex()
 
-    def verify(self) -> Iterator[int]:
-        """Compare all tokens with their digests.
+    def verify(self, chosen: Sequence[int] | None = None) -> Iterator[int]:
+        """Compare tokens with their digests: those of the chunks of these numbers; None: all.
 
         Yields:
             The number of tokens of each chunk, after it was compared.
@@ -173,13 +173,9 @@ class TokenStore:
         Raises:
             ValueError: A chunk was changed.
         """
-        return self._check(range(self.state.chunks))
-
-    def _check(self, chosen: Sequence[int]) -> Iterator[int]:
-        """Compare the chunks of these numbers; see `verify`."""
         tokens = [self.tokens(split) for split in SPLITS]
         records = (self.folder / CHUNKS).read_bytes()
-        for chunk in chosen:
+        for chunk in range(self.state.chunks) if chosen is None else chosen:
             # No chunk comes before the first: its tokens begin at 0.
             before = RECORD.unpack_from(records, (chunk - 1) * RECORD.size) if chunk else (0,) * 5
             record = RECORD.unpack_from(records, chunk * RECORD.size)

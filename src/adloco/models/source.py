@@ -87,11 +87,10 @@ OF_A_FILE = {"_name_or_path", "transformers_version"}
 
 def entries_of(config: Any) -> dict[str, Any]:
     """A model's configuration as JSON has it, without what says where it is from."""
-    entries = config if isinstance(config, dict) else None
     if is_dataclass(config) and not isinstance(config, type):
         entries = asdict(config)
-    if entries is None:
-        entries = config.to_dict()
+    else:
+        entries = config if isinstance(config, dict) else config.to_dict()
     plain = json.loads(json.dumps(entries, default=str))
     return {name: value for name, value in plain.items() if name not in OF_A_FILE}
 

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from adloco.distributed.messages import as_bytes
 from adloco.distributed.parallel.layers import blocks
 from adloco.hub_access import hub_asked
 from adloco.models.transformers_versions import has_extra_files, known_changes
@@ -80,13 +81,7 @@ class StoredWeights:
                 tensor = stored.get_slice(key)
                 about.update(f"{name} {tensor.get_dtype()} {tensor.get_shape()} ".encode())
                 first = tensor[:1] if tensor.get_shape() else stored.get_tensor(key)
-                about.update(
-                    first.flatten()[:DIGEST_ELEMENTS]
-                    .contiguous()
-                    .view(torch.uint8)
-                    .numpy()
-                    .tobytes()
-                )
+                about.update(as_bytes(first.flatten()[:DIGEST_ELEMENTS]).numpy().tobytes())
         return about.hexdigest()
 
 

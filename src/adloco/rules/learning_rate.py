@@ -115,17 +115,11 @@ class LearningRate:
             tokens: Tokens that the run has seen.
         """
         warmup = self.warmup_fraction * self.total_tokens
-        if tokens < warmup:
+        if self.shape == "constant" or tokens < warmup:
             return 1.0
         if self.shape == "cosine":
             done = min(1.0, (tokens - warmup) / max(1.0, self.total_tokens - warmup))
-            return (
-                self.final_fraction + (1 - self.final_fraction) * (1 + math.cos(math.pi * done)) / 2
-            )
-        if self.shape == "wsd":
-            left = max(
-                0.0,
-                (self.total_tokens - tokens) / max(1.0, self._decay_tokens),
-            )
-            return self.final_fraction + (1 - self.final_fraction) * min(1.0, left)
-        return 1.0
+            left = (1 + math.cos(math.pi * done)) / 2
+        else:
+            left = (self.total_tokens - tokens) / max(1.0, self._decay_tokens)
+        return self.final_fraction + (1 - self.final_fraction) * min(1.0, max(0.0, left))

@@ -14,7 +14,7 @@ is measured: the spread of the tests of a round.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VAGUE = 9.0
 """Variance of the logarithm before the first test: a factor of 20 up or down."""
@@ -63,10 +63,10 @@ class Level:
         """
         if self.log_mean is None:
             return self
-        return Level(
+        return replace(
+            self,
             log_mean=self.log_mean - fall * elapsed,
             log_variance=self.log_variance + wander * elapsed,
-            test_variance=self.test_variance,
         )
 
     def seen(self, value: float, *, scale: float, spread: float, tests: float) -> "Level":
@@ -122,7 +122,7 @@ class Level:
     def _exactly(self, value: float) -> "Level":
         """The level after a test without noise: of equal gradients, or of none."""
         exact = math.log(value) if value > 0 else -math.inf
-        return Level(log_mean=exact, log_variance=0.0, test_variance=self.test_variance)
+        return replace(self, log_mean=exact, log_variance=0.0)
 
     def _noise(self, spread: float, tests: float, value: float, scale: float) -> float:
         """A test's relative variance, from the spread of these tests and from earlier rounds.

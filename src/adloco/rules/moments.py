@@ -8,13 +8,15 @@ parameters are pooled by adding their numbers; no vector is exchanged. Source: A
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+import operator
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Moments:
-    """Statistics of gradients, summed over workers and test steps.
+    """Statistics of gradients, summed over workers and test steps; they cross the network as they
+    are, in float64.
 
     `group_moments` computes those of one step; add them with +. Each test step estimates S, |G|^2
     and Var<g_i, G> by itself. The estimates of |G|^2 are weighted by b^2, because their error is in
@@ -46,20 +48,7 @@ class Moments:
     """
 
     def __add__(self, other: "Moments") -> "Moments":
-        return Moments.from_numbers(
-            mine + theirs
-            for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True)
-        )
-
-    def to_numbers(self) -> list[float]:
-        """The float64 scalars that cross the network."""
-        return [getattr(self, field.name) for field in fields(self)]
-
-    @staticmethod
-    def from_numbers(numbers: Iterable[float]) -> "Moments":
-        return Moments(
-            **{field.name: number for field, number in zip(fields(Moments), numbers, strict=True)}
-        )
+        return Moments(*map(operator.add, astuple(self), astuple(other)))
 
 
 def group_moments(

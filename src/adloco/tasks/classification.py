@@ -160,10 +160,8 @@ class Classification:
         loss, correct, count = 0.0, 0.0, 0
         calls = math.ceil(math.ceil(len(self._evaluated) / parts) / min(at_once, TEXTS_AT_ONCE))
         for chunk in np.array_split(self._evaluated[part::parts], calls):
-            batch = to_device(
-                self._validation.batch(chunk if len(chunk) else self._evaluated[:1], self._pad),
-                device,
-            )
+            texts = chunk if len(chunk) else self._evaluated[:1]
+            batch = to_device(self._validation.batch(texts, self._pad), device)
             logits = _logits(model, batch)
             if len(chunk):
                 loss += float(nn.functional.cross_entropy(logits, batch["labels"], reduction="sum"))

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
-from adloco.data.data_settings import DataSettings
 from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
@@ -41,27 +40,24 @@ def open_language_model(given: TaskData) -> "LanguageModel":
     data = given.data
     data.require_context()
     cache = open_cache(data, given.tokenizer)
-    tokens = cache.validation
-    check_one_window(data, len(tokens), "evaluate", "" if given.everything else HOLD_OUT_MORE)
-    return LanguageModel(
-        cache,
-        data,
-        TokenSource(tokens, context_tokens=data.context_tokens),
-        given.evaluation.windows,
-    )
+    advice = "" if given.everything else HOLD_OUT_MORE
+    check_one_window(data, len(cache.validation), "evaluate", advice)
+    return LanguageModel(cache, given.evaluation.windows)
 
 
 class LanguageModel:
     """Causal language modelling on windows of a token cache."""
 
-    def __init__(
-        self, cache: TokenCache, data: DataSettings, validation: TokenSource, windows: int
-    ) -> None:
+    def __init__(self, cache: TokenCache, windows: int) -> None:
+        """
+        Args:
+            cache: Its text to validate on has one window at least.
+            windows: Windows of an evaluation; 0: all.
+        """
         self.tokenizer = cache.tokenizer
-        self._cache = cache
-        self._data = data
-        self._validation = validation
-        self._windows = evaluation_windows(validation, windows)
+        self._cache, self._data = cache, cache.data
+        self._validation = TokenSource(cache.validation, context_tokens=cache.data.context_tokens)
+        self._windows = evaluation_windows(self._validation, windows)
 
     @property
     def corpus(self) -> str:
@@ -93,12 +89,10 @@ class LanguageModel:
             f"but one inner step needs {needed}; "
             "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
         )
-        return self._cache.train_source(
-            context_tokens=data.context_tokens, num_streams=num_streams, seed=seed
-        )
+        return self._cache.train_source(num_streams=num_streams, seed=seed)
 
     def num_train_samples(self, at_least: int) -> int:
-        return self._cache.train_windows(self._data.context_tokens, at_least)
+        return self._cache.train_windows(at_least)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return next_token_loss(model, batch)
@@ -131,12 +125,19 @@ class LanguageModel:
         )
         return f"the model sees the tokens that it must predict: {advice}" if sees else ""
 
+    @torch.no_grad()
     def measure(
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
     ) -> list[float]:
-        nats, count = loss_on_windows(
-            model, self._validation, self._windows, device, part, parts, at_once=at_once
-        )
+        model.eval()
+        nats, count, windows = 0.0, 0, self._windows
+        most = min(at_once, EVALUATION_WINDOWS_AT_ONCE)
+        calls = math.ceil(math.ceil(len(windows) / parts) / most)
+        for chunk in np.array_split(windows[part::parts], calls):
+            ids = self._validation.windows(chunk if len(chunk) else windows[:1]).to(device)
+            tokens = ids[:, 1:].numel() if len(chunk) else 0
+            nats += float(next_token_loss(model, ids)) * tokens
+            count += tokens
         return [nats, float(self._window_bytes[part::parts].sum()), count]
 
     @functools.cached_property
@@ -186,43 +187,6 @@ def evaluation_windows(source: TokenSource, windows: int) -> np.ndarray[Any, np.
     """Indices of `windows` windows, evenly spaced over the source; of all windows for 0."""
     count = min(windows, source.num_windows) if windows else source.num_windows
     return np.linspace(0, source.num_windows - 1, count).astype(np.int64)
-
-
-@torch.no_grad()
-def loss_on_windows(
-    model: nn.Module,
-    source: TokenSource,
-    indices: np.ndarray[Any, np.dtype[np.int64]],
-    device: torch.device,
-    part: int = 0,
-    parts: int = 1,
-    at_once: int = EVALUATION_WINDOWS_AT_ONCE,
-) -> tuple[float, int]:
-    """Add up the loss over one part of these windows.
-
-    Every part calls the model equally often, as the ranks that share a sharded model must.
-
-    Args:
-        model: The model, which is set to evaluation mode.
-        source: Windows of tokens.
-        indices: The windows that all parts evaluate together.
-        device: Where the model is.
-        part: Which part this is, from 0; it takes every `parts`-th window.
-        parts: Number of parts.
-        at_once: Most windows in one call of the model.
-
-    Returns:
-        The sum of the losses of all predicted tokens in nats, and the number of these tokens.
-    """
-    model.eval()
-    total, count = 0.0, 0
-    calls = math.ceil(math.ceil(len(indices) / parts) / min(at_once, EVALUATION_WINDOWS_AT_ONCE))
-    for chunk in np.array_split(indices[part::parts], calls):
-        ids = source.windows(chunk if len(chunk) else indices[:1]).to(device)
-        tokens = ids[:, 1:].numel() if len(chunk) else 0
-        total += float(next_token_loss(model, ids)) * tokens
-        count += tokens
-    return total, count
 
 
 @torch.no_grad()

@@ -99,34 +99,25 @@ class CompressedSum:
 
         Returns uint8 of shape (workers, rows, block_bytes).
         """
-        given, first = self._given, local(self._like[indices[0]])
-        values = torch.zeros(
-            len(about.owners),
-            self._wire.block,
-            dtype=torch.float32,
-            device=first.device,
-        )  # Padding stays zero.
-        encoded = torch.empty(
-            len(given.weights),
-            len(values),
-            self._wire.block_bytes,
-            dtype=torch.uint8,
-            device=first.device,
-        )
+        given, wire, device = self._given, self._wire, local(self._like[indices[0]]).device
+        size = len(about.owners), wire.block
+        values = torch.zeros(size, dtype=torch.float32, device=device)  # Padding stays zero.
+        size_encoded = len(given.weights), len(values), wire.block_bytes
+        encoded = torch.empty(size_encoded, dtype=torch.uint8, device=device)
         places, kept = self._places(values, indices), bool(given.residuals)
         origin = [local(given.origin[index]) for index in indices] if given.origin else []
-        norms_sq = torch.zeros(3, len(given.weights), dtype=torch.float64, device=first.device)
+        norms_sq = torch.zeros(3, len(given.weights), dtype=torch.float64, device=device)
         self._norms_sq.append(norms_sq)
         for worker, (entry, weight) in enumerate(zip(given.per_worker, given.weights, strict=True)):
             residuals = [local(given.residuals[worker][index]) for index in indices] if kept else []
             _fill(places, [local(entry[index]) for index in indices], origin, residuals)
-            for rows in in_pieces(values, self._wire):
+            for rows in in_pieces(values, wire):
                 # Weighted before it is encoded: receivers then only add, and the blocks of a sum
                 # are encoded like a worker's own.
                 # A worker without weight may hold what is not finite.
                 wanted = values[rows] * weight if weight else torch.zeros_like(values[rows])
-                encoded[worker, rows] = about[rows].encoded(wanted, self._wire)
-                sent = about[rows].without_padding(self._wire.decode(encoded[worker, rows]))
+                encoded[worker, rows] = about[rows].encoded(wanted, wire)
+                sent = about[rows].without_padding(wire.decode(encoded[worker, rows]))
                 if counted:
                     terms = [wanted, sent, wanted - sent]
                     norms_sq[:, worker] += torch.stack(squared_norms(terms))

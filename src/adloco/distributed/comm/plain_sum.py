@@ -81,7 +81,7 @@ class PlainSum:
         for terms in pieces:
             name = ("received", sharded, len(self._pieces))
             memory = functools.partial(pool.rows, name, dtype=terms.dtype, device=terms.device)
-            self._pieces.append(OrderedSum(terms, terms[0], self._islands, memory))
+            self._pieces.append(OrderedSum(terms, self._islands, memory))
             if not overlapped:  # This piece is sent while the next one is filled.
                 self._pieces[-1].exchange()
 
@@ -115,25 +115,20 @@ class OrderedSum:
     """
 
     def __init__(
-        self,
-        terms: Tensor,
-        result: Tensor,
-        islands: Islands,
-        memory: Callable[[int, int], Tensor],
+        self, terms: Tensor, islands: Islands, memory: Callable[[int, int], Tensor]
     ) -> None:
         """
         Args:
-            terms: One row for each local worker, in their order; shape (workers, elements).
-            result: Where the sum is written; shape (elements,). May be the memory of the terms.
+            terms: One row for each local worker, in their order; shape (workers, elements). The
+                sum is written into the first row.
             islands: Where the workers live.
             memory: Gives a tensor of this shape for what is received, with the terms' data type.
         """
         assert islands.group is not None and islands.me is not None
-        self._terms, self._result, self._group = terms, result, islands.group
-        self._me = islands.me
+        self._terms, self._group, self._me = terms, islands.group, islands.me
         # Equal shares, the last ones shorter or empty.
         count = len(islands.workers)
-        share = -(-len(result) // count)
+        share = -(-terms.shape[1] // count)
         self._shares = [slice(share * island, share * (island + 1)) for island in range(count)]
         others = [each for island, each in enumerate(islands.workers) if island != self._me]
         own = self._terms[:, self._shares[self._me]]
@@ -152,17 +147,17 @@ class OrderedSum:
     def add_up(self) -> None:
         """Add up this island's share, and start to send the sum to all islands."""
         wait_for(self._works or [])
-        own = self._result[self._shares[self._me]]
+        own = self._terms[0, self._shares[self._me]]
         for total, first, *others, last in blocks(
             [own, *(row for rows in self._rows for row in rows)]
         ):
             for term in others:
                 first.add_(term)
-            # Not earlier, because the total may be the memory of a term.
+            # Not earlier, because the total is the memory of a term.
             torch.add(first, last, out=total)
-        sums = [self._result[share] for share in self._shares]
+        sums = [self._terms[0, share] for share in self._shares]
         self._works = start_all_to_all([own] * len(sums), sums, self._group)
 
     def finish(self) -> None:
-        """Wait until the whole sum is in the result."""
+        """Wait until the whole sum is in the first row."""
         wait_for(self._works or [])

@@ -1,7 +1,7 @@
 """Costs and losses of syncs: of one sum (`SumStats`), and of a worker in a round (`SyncStats`)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import operator
+from dataclasses import astuple, dataclass, replace
 
 
 @dataclass
@@ -52,9 +52,10 @@ class SumStats:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SyncStats:
-    """Costs of a round's syncs to one worker; statistics of several syncs add up.
+    """Costs of a round's syncs to one worker; statistics of several syncs add up. Ranks gather them
+    in float64.
 
     Squared norms are taken after multiplication by the worker's weight.
     """
@@ -82,19 +83,6 @@ class SyncStats:
     """`num_bytes` over `transfer_seconds` of the fastest fragment."""
 
     def __add__(self, other: "SyncStats") -> "SyncStats":
-        sums = [
-            mine + theirs
-            for mine, theirs in zip(self.to_numbers(), other.to_numbers(), strict=True)
-        ]
+        sums = SyncStats(*map(operator.add, astuple(self), astuple(other)))
         peak = max(self.peak_bytes_per_second, other.peak_bytes_per_second)
-        return SyncStats.from_numbers([*sums[:-1], peak])
-
-    def to_numbers(self) -> list[float]:
-        """The statistics as numbers, in which form ranks gather them in float64."""
-        return [getattr(self, field.name) for field in fields(self)]
-
-    @staticmethod
-    def from_numbers(numbers: Sequence[float]) -> "SyncStats":
-        return SyncStats(
-            **{field.name: number for field, number in zip(fields(SyncStats), numbers, strict=True)}
-        )
+        return replace(sums, peak_bytes_per_second=peak)

@@ -53,7 +53,8 @@ class Notes:
         """Write a failure down unless there is one; return the first one, but not to the rank whose
         own error it is.
         """
-        mine = _written(error)
+        kind = OF_RANK if isinstance(error, RankFailureError) else "error"
+        mine = f"{kind} {readable(str(error))}"
         seen = self.keys.compare_set(KEY, "", mine)
         ours = seen.decode(errors="replace") == mine and not isinstance(error, RankFailureError)
         return None if ours else read_error(seen)
@@ -146,11 +147,6 @@ def cut_off(rank: int, error: Exception) -> RankFailureError:
     return RankFailureError(
         f"rank {rank} lost the connection to another rank, which was killed or crashed"
     )
-
-
-def _written(error: Exception) -> str:
-    kind = OF_RANK if isinstance(error, RankFailureError) else "error"
-    return f"{kind} {readable(str(error))}"
 
 
 def _first(notes: Notes, error: Exception, explain: Explain) -> OtherRankError | None:

@@ -176,29 +176,30 @@ def place(
     shards, replicas = island_shape(num_ranks(), len(ids), shard_size, replica_size)
     device = torch.device(device)
     if not dist.is_initialized():
-        if num_ranks() > 1:
-            raise ValueError(
-                "this process is one of several ranks; "
-                "call place inside `with adloco.process_group():`"
-            )
+        require(
+            num_ranks() == 1,
+            "this process is one of several ranks; "
+            "call place inside `with adloco.process_group():`",
+        )
         return OneProcess(device, threads)
-    sizes = {
-        "num_workers": len(ids),
-        "placement.shard_size": shard_size,
-        "placement.replica_size": replica_size,
+    mine = {
+        "num_workers": str(len(ids)),
+        "placement.shard_size": str(shard_size),
+        "placement.replica_size": str(replica_size),
+        **(must_agree or {}),
     }
-    _check_agreement({name: str(size) for name, size in sizes.items()} | dict(must_agree or {}))
+    differing = [name for name, value in broadcast_state(mine).items() if mine.get(name) != value]
+    require(
+        not differing,
+        f"{', '.join(differing)} differs between ranks; start all of them with the same recipe, "
+        "flags and code",
+    )
     if device.type == "cuda":
-        device = _own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+        # The next one of those that this rank sees, which may be one that no other rank sees.
+        own = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
+        device = torch.device("cuda", own)
     sharing = _ranks_sharing(device, shards * replicas)
     return Placement(ids, device, threads, shards, replicas, timeout_seconds, sharing)
-
-
-def _own_gpu(rank: int) -> torch.device:
-    """The GPU of this rank of its machine: the next one of those that it sees, which may be one
-    that no other rank sees.
-    """
-    return torch.device("cuda", rank % max(1, torch.cuda.device_count()))
 
 
 def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
@@ -223,13 +224,3 @@ def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
         "one of its own; start fewer ranks there, or use the device cpu",
     )
     return 1 if own == "cpu" else gpus.count(own)
-
-
-def _check_agreement(mine: dict[str, str]) -> None:
-    first = broadcast_state(mine)
-    differing = [name for name, value in first.items() if mine.get(name) != value]
-    if differing:
-        raise ValueError(
-            f"{', '.join(differing)} differs between ranks; "
-            "start all of them with the same recipe, flags and code"
-        )

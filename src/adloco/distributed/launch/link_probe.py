@@ -7,7 +7,7 @@ one link after another. All by gloo, so over TCP, on GPUs too.
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -46,21 +46,21 @@ def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
     Returns:
         A link for each of the ranks, the same on all ranks.
     """
-    ring = _Ring(ranks)
-    pings = ring.pings()
+    links = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+    pings = _pings(links)
     size, slowest = SMALLEST_BYTES, 0.0
     while slowest < ENOUGH_SECONDS and size <= LARGEST_BYTES:
-        received = ring.shift(size)
+        received = _shift(ranks, size)
         slowest = max(received.values())
         size *= GROWTH
     size //= GROWTH
-    repeated = [received, *(ring.shift(size) for _ in range(REPEATS - 1))]
-    links = []
-    for source, target in ring.links:
+    repeated = [received, *(_shift(ranks, size) for _ in range(REPEATS - 1))]
+    measured = []
+    for source, target in links:
         seconds = median(each[target] for each in repeated)
         trip, ahead = pings[source]
         # What is sent first arrives after the latency, which is part of the seconds.
-        links.append(
+        measured.append(
             MeasuredLink(
                 source=source,
                 target=target,
@@ -69,61 +69,56 @@ def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
                 clock_seconds=ahead,
             )
         )
-    return [MeasuredLink(**each) for each in all_states([asdict(link) for link in links])[0]]
+    return measured
 
 
-class _Ring:
-    """The ranks, each of which sends to the next."""
+def _pings(links: Sequence[tuple[int, int]]) -> dict[int, tuple[float, float]]:
+    """Source of each link -> seconds of the shortest round trip, and by how much the target's clock
+    is ahead.
+    """
+    rank, mine = this_rank(), (0.0, 0.0)
+    for source, target in links:
+        if rank == source:
+            mine = min(_ping(target) for _ in range(PINGS))
+        if rank == target:
+            for _ in range(PINGS):
+                _answer(source)
+        dist.barrier()  # One link at a time.
+    found = all_states(mine)
+    return {source: found[source] for source, _ in links}
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = list(ranks)
-        self._rank = this_rank()
-        self.links = list(zip(self._ranks, [*self._ranks[1:], self._ranks[0]], strict=True))
 
-    def pings(self) -> dict[int, tuple[float, float]]:
-        """Source of each link -> seconds of the shortest round trip, and by how much the target's
-        clock is ahead.
-        """
-        mine: list[float] = []
-        for source, target in self.links:
-            if self._rank == source:
-                mine = list(min(self._ping(target) for _ in range(PINGS)))
-            if self._rank == target:
-                for _ in range(PINGS):
-                    self._answer(source)
-            dist.barrier()  # One link at a time.
-        found = all_states(mine)
-        return {source: (found[source][0], found[source][1]) for source, _ in self.links}
+def _shift(ranks: Sequence[int], size: int) -> dict[int, float]:
+    """Send so many bytes over all links at once: rank -> seconds until it had received them."""
+    seconds, takes_part = 0.0, this_rank() in ranks
+    if takes_part:
+        place = ranks.index(this_rank())
+        after = ranks[(place + 1) % len(ranks)]
+        outgoing, incoming = torch.ones(2, size, dtype=torch.uint8)
+    dist.barrier()
+    if takes_part:
+        began = time.perf_counter()
+        sending = dist.isend(outgoing, after)
+        dist.recv(incoming, ranks[place - 1])
+        seconds = time.perf_counter() - began
+        assert sending is not None, "this rank is in the group"
+        sending.wait()
+    found = all_states(seconds)
+    return {rank: found[rank] for rank in ranks}
 
-    def shift(self, size: int) -> dict[int, float]:
-        """Send so many bytes over all links at once: rank -> seconds until it had received them."""
-        seconds = 0.0
-        if self._rank in self._ranks:
-            place = self._ranks.index(self._rank)
-            after = self._ranks[(place + 1) % len(self._ranks)]
-            outgoing, incoming = torch.ones(2, size, dtype=torch.uint8)
-        dist.barrier()
-        if self._rank in self._ranks:
-            began = time.perf_counter()
-            sending = dist.isend(outgoing, after)
-            dist.recv(incoming, self._ranks[place - 1])
-            seconds = time.perf_counter() - began
-            assert sending is not None, "this rank is in the group"
-            sending.wait()
-        found = all_states(seconds)
-        return {rank: found[rank] for rank in self._ranks}
 
-    def _ping(self, target: int) -> tuple[float, float]:
-        """Seconds of a round trip, and by how much the target's clock is ahead."""
-        message = torch.zeros(1, dtype=torch.float64)
-        began, sent = time.perf_counter(), time.time()
-        dist.send(message, target)
-        dist.recv(message, target)
-        there = float(message)
-        trip = time.perf_counter() - began
-        return trip, there - sent - trip / 2
+def _ping(target: int) -> tuple[float, float]:
+    """Seconds of a round trip, and by how much the target's clock is ahead."""
+    message = torch.zeros(1, dtype=torch.float64)
+    began, sent = time.perf_counter(), time.time()
+    dist.send(message, target)
+    dist.recv(message, target)
+    there = float(message)
+    trip = time.perf_counter() - began
+    return trip, there - sent - trip / 2
 
-    def _answer(self, source: int) -> None:
-        message = torch.zeros(1, dtype=torch.float64)
-        dist.recv(message, source)
-        dist.send(message.fill_(time.time()), source)
+
+def _answer(source: int) -> None:
+    message = torch.zeros(1, dtype=torch.float64)
+    dist.recv(message, source)
+    dist.send(message.fill_(time.time()), source)

@@ -7,7 +7,7 @@ squared norm of the gradient of micro-batch j, is measured before any reduction 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -86,7 +86,11 @@ class Engine(ABC):
 
         Every rank of the island gets the same bits.
         """
-        return self._island.sum(numbers) if self._island else list(numbers)
+        if self._island is None:
+            return list(numbers)
+        device = self._island.mesh.device_type
+        own = torch.tensor(list(numbers), dtype=torch.float64, device=device)
+        return [float(number) for number in self._island.sum_on_device(own).tolist()]
 
     def sum_on_device(self, numbers: Sequence[Tensor | float]) -> Tensor:
         """`sum` of scalars, some of them on a device, which is not waited for."""
@@ -102,10 +106,15 @@ class Engine(ABC):
         )
         return self._island.sum_on_device(own) if self._island else own
 
-    def average(self, buffers: Sequence[Tensor]) -> None:
-        """Set tensors that each rank has updated on its own to their mean over the island."""
+    @torch.no_grad()
+    def average(self, buffers: Iterable[Tensor]) -> None:
+        """Set tensors that each rank has updated on its own to their mean over the island. In
+        float64 equal values stay as they are, and a sum of the largest ones is finite.
+        """
         if self._island:
-            self._island.average(buffers)
+            for buffer in buffers:
+                total = self._island.sum_on_device(buffer.double())
+                buffer.copy_(total.div_(dist.get_world_size(self._island.group)))
 
     @abstractmethod
     def after_evaluation(self) -> None:
@@ -157,22 +166,8 @@ class IslandGroup:
         self.rank = dist.get_rank(group)
         self.replicas = mesh.size(0)
 
-    def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Add up each number over the island, in float64."""
-        own = torch.tensor(list(numbers), dtype=torch.float64, device=self.mesh.device_type)
-        return [float(number) for number in self.sum_on_device(own).tolist()]
-
     def sum_on_device(self, own: Tensor) -> Tensor:
         """Add up each element over the island, in place."""
         dist.all_reduce(own, group=self.group)
         self.traffic.inside += num_bytes([own])
         return own
-
-    @torch.no_grad()
-    def average(self, buffers: Sequence[Tensor]) -> None:
-        """Set tensors to their mean over the island. In float64 equal values stay as they are, and
-        a sum of the largest ones is finite.
-        """
-        for buffer in buffers:
-            total = self.sum_on_device(buffer.double())
-            buffer.copy_(total.div_(dist.get_world_size(self.group)))

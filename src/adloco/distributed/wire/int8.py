@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adloco.distributed.wire.wire_format import divided, normalised, to_bytes, to_numbers
+from adloco.distributed.wire.wire_format import divided, signed_absmax, to_bytes, to_numbers
 from adloco.errors import require_range
 from adloco.late import torch
 
@@ -37,10 +37,11 @@ class Int8:
         return 4 + self.block
 
     def encode(self, values: Tensor) -> Tensor:
-        absmax, ratio = normalised(values)
-        return torch.cat(
-            [to_bytes(absmax), to_bytes(ratio.mul_(INT8_MAX).round_().to(torch.int8))], dim=1
-        )
+        absmax = signed_absmax(values).abs_()
+        # A division and not a product, because the inverse of a denormal number is infinite.
+        ratio = values / absmax.masked_fill(absmax == 0, 1.0)
+        codes = ratio.mul_(INT8_MAX).round_().to(torch.int8)
+        return torch.cat([to_bytes(absmax), to_bytes(codes)], dim=1)
 
     def decode(self, blocks: Tensor) -> Tensor:
         ratio = divided(blocks[:, 4:].view(torch.int8).float(), INT8_MAX)

@@ -124,16 +124,6 @@ def in_whole_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
     return (values / unit).round_(), unit
 
 
-def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(absmax, values / absmax) of each block, with absmax its largest magnitude.
-
-    The shapes are (blocks, 1) and (blocks, block). A block of zeros gives zeros.
-    """
-    # A division and not a product, because the inverse of a denormal number is infinite.
-    absmax = signed_absmax(values).abs_()
-    return absmax, values / absmax.masked_fill(absmax == 0, 1.0)
-
-
 def divided(values: Tensor, number: float) -> Tensor:
     """values / number, with the bits of a CPU on a GPU, too, which would multiply by the rounded
     inverse of a number and divides by a tensor.
