@@ -103,8 +103,6 @@ def first_crossing(x: Sequence[float], y: Sequence[float | None], target: float)
         if value <= target:
             if before is None:
                 return float(at) if value == target else None
-            if before[1] == value:
-                return float(at)
             return before[0] + (at - before[0]) * (before[1] - target) / (before[1] - value)
         before = (float(at), value)
     return None
