@@ -27,10 +27,11 @@ class Spread:
     def of(values: Sequence[float | None]) -> "Spread":
         """The spread of the values that are known."""
         known = [value for value in values if value is not None]
-        if not known:
-            return Spread(mean=None, lowest=None, highest=None, count=0)
         return Spread(
-            mean=statistics.fmean(known), lowest=min(known), highest=max(known), count=len(known)
+            mean=statistics.fmean(known) if known else None,
+            lowest=min(known, default=None),
+            highest=max(known, default=None),
+            count=len(known),
         )
 
 
