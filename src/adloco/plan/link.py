@@ -74,10 +74,9 @@ def latency_text(seconds: float) -> str:
 
 
 def _text(amount: float, units: dict[str, float]) -> str:
-    """The amount with three digits, in the largest unit of which it is at least one."""
-    smallest = min(units, key=units.__getitem__)
-    fitting = [name for name, size in units.items() if amount >= size]
-    unit = max(fitting, key=units.__getitem__, default=smallest)
+    """The amount with three digits, in the largest of rising units of which it is at least one."""
+    smallest = next(iter(units))
+    unit = next((name for name in reversed(units) if amount >= units[name]), smallest)
     return f"{float(f'{amount / units[unit]:.3g}'):.12g}{unit}"
 
 
