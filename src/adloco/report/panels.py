@@ -124,12 +124,7 @@ def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
         for row in record["trainers"]
         if row[trained.name] < row[requested.name]
     ]
-    marks = Curve(
-        name="clipped",
-        axes={"tokens": [x for x, _ in clipped]},
-        measures={trained.name: [y for _, y in clipped]},
-        look="marks",
-    )
+    marks = _curve("clipped", trained, clipped, "marks")
     charts = {
         requested: _lines(requested, records),
         trained: [*_lines(trained, records), *[marks] * bool(clipped)],
@@ -183,10 +178,7 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
     of_syncs = [metric for metric in metrics if metric.per == "sync"]
     time = Metric("seconds", "seconds of syncs per round", Unit("", ",.1f"))
     curves = [
-        replace(
-            _curve(m.label, time, [(r["tokens"], r["sync"][m.name]) for r in records]),
-            look="stairs",
-        )
+        _curve(m.label, time, [(r["tokens"], r["sync"][m.name]) for r in records], "stairs")
         for m in of_syncs
     ]
     charts = [_chart(m, _lines(m, records), from_zero=True) for m in of_trainers]
@@ -217,14 +209,17 @@ def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
         found = zip(records, values(metric, records, number), strict=True)
         return [(record["tokens"], value) for record, of_round in found for value in of_round]
 
-    return [replace(_curve(name, metric, points(one)), look=look) for one, name in names.items()]
+    return [_curve(name, metric, points(one), look) for one, name in names.items()]
 
 
-def _curve(name: str, metric: Metric, points: Sequence[tuple[float, float | None]]) -> Curve:
+def _curve(
+    name: str, metric: Metric, points: Sequence[tuple[float, float | None]], look: Look = "line"
+) -> Curve:
     return Curve(
         name=name,
         axes={"tokens": [x for x, _ in points]},
         measures={metric.name: [y for _, y in points]},
+        look=look,
     )
 
 
