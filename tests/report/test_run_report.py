@@ -190,9 +190,3 @@ def test_a_picture_replaces_a_link(tmp_path: Path) -> None:
     save_figure(Figure(figsize=(1, 1)), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "precious").exists()
-
-
-def test_a_letter_that_the_font_lacks_warns_nobody(tmp_path: Path) -> None:
-    figure = Figure(figsize=(1, 1))
-    figure.suptitle("\u4e2d\x9b")
-    save_figure(figure, tmp_path / "loss.png")

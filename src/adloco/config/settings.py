@@ -163,11 +163,8 @@ class RunSettings:
     @property
     def tracker_names(self) -> list[str]:
         """The names in `trackers`, each once; none for "none", and "auto" unresolved."""
-        return (
-            []
-            if self.trackers == "none"
-            else list(dict.fromkeys(name.strip() for name in self.trackers.split(",")))
-        )
+        names = dict.fromkeys(name.strip() for name in self.trackers.split(","))
+        return [] if self.trackers == "none" else list(names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
-from adloco.distributed.wire.plain import PlainWire
 from adloco.errors import require
 from adloco.plan.prediction import Prediction
 
@@ -30,15 +29,11 @@ LOWEST, HIGHEST = 1e4, 1e13
 
 def by_method(predictions: Sequence[Prediction], within: float = CLOSE) -> dict[str, Prediction]:
     """The choice of each method, in the order of the methods."""
-    names = dict.fromkeys(found.candidate.name for found in predictions)
-    of_name = {
-        name: [found for found in predictions if found.candidate.name == name] for name in names
-    }
-    return {
-        name: choose(found, within)
-        for name, found in of_name.items()
-        if any(one.reachable for one in found)
-    }
+    of_name: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        if one.reachable:
+            of_name.setdefault(one.candidate.name, []).append(one)
+    return {name: choose(found, within) for name, found in of_name.items()}
 
 
 def choose(predictions: Sequence[Prediction], within: float = CLOSE) -> Prediction:
@@ -78,8 +73,8 @@ def _departure(found: Prediction) -> tuple[float, ...]:
     recipe = found.candidate.recipe
     if recipe.data_parallel or not recipe.syncs:
         return (0, -FREE_BITS, 1, 0)
-    wire, streaming = recipe.wire, recipe.streaming
-    bits = 32 if isinstance(wire, PlainWire) else 8 * wire.block_bytes / wire.block
+    wire, streaming = recipe.wire_format, recipe.streaming
+    bits = 8 * wire.block_bytes / wire.block if wire else 32
     return (
         recipe.mean_sync_every,
         -min(bits, FREE_BITS),

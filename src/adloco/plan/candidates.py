@@ -156,17 +156,14 @@ def _on_cluster(
         measured = max(smallest, cluster.fastest_pass // ranks)
         first = replace(first, switch=replace(first.switch, max_micro_batch=measured))
     rule = first.batch
-    plug_in = isinstance(rule, NormTest) and rule.estimator == "plug-in" and rule.eta
-    if plug_in and plug_in >= 1:
+    if isinstance(rule, NormTest) and rule.estimator == "plug-in" and rule.eta >= 1:
         return None
     if first.data_parallel:
         return first
-    streaming, every = first.streaming, first.method.sync_every
-    if streaming.tau >= max(1, every // streaming.fragments):
-        return None
-    if streaming.fragments > every or (
-        streaming.fragments == 1 and streaming.tau and several_fragments
-    ):
+    streaming = first.streaming
+    whole_in_flight = streaming.fragments == 1 and streaming.tau > 0
+    too_short = first.method.sync_every < streaming.fewest_steps
+    if too_short or (whole_in_flight and several_fragments):
         return None
     trainers = first.method.num_trainers
     require(

@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from adloco.errors import require
-
 BANDWIDTH = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 LATENCY = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 Pattern = Literal["ring", "all-to-all"]
@@ -41,12 +39,11 @@ class Link:
         bandwidth, _, latency = text.replace(" ", "").lower().partition(",")
         rate = _quantity(bandwidth, BANDWIDTH)
         delay = _quantity(latency, LATENCY) if latency else 0.0
-        require(
-            rate is not None and rate > 0 and delay is not None,
-            f"{what} must be a bandwidth in kbit, mbit or gbit per second and a latency in us, ms "
-            f"or s, for instance 100mbit,20ms; got {text!r}",
-        )
-        assert rate is not None and delay is not None
+        if not rate or delay is None:
+            raise ValueError(
+                f"{what} must be a bandwidth in kbit, mbit or gbit per second and a latency in us, "
+                f"ms or s, for instance 100mbit,20ms; got {text!r}"
+            )
         return Link(name=text, bytes_per_second=rate / 8, latency_seconds=delay)
 
     def seconds(
@@ -77,10 +74,9 @@ def latency_text(seconds: float) -> str:
 
 
 def _text(amount: float, units: dict[str, float]) -> str:
-    """The amount with three digits, in the largest unit of which it is at least one."""
-    smallest = min(units, key=units.__getitem__)
-    fitting = [name for name, size in units.items() if amount >= size]
-    unit = max(fitting, key=units.__getitem__, default=smallest)
+    """The amount with three digits, in the largest of rising units of which it is at least one."""
+    smallest = next(iter(units))
+    unit = next((name for name in reversed(units) if amount >= units[name]), smallest)
     return f"{float(f'{amount / units[unit]:.3g}'):.12g}{unit}"
 
 

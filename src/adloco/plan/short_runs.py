@@ -14,7 +14,7 @@ placement, because it changes no numbers.
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ LEAST_ROUNDS = 3
 """Rounds of a run that counts, if its workers exchange."""
 EQUAL = ("model.", "task.", "data.", "evaluation.windows")
 """Settings without which losses cannot be compared."""
+SHARED = ("model.", "task.", "data.context_tokens", "data.tokenizer")
+"""Settings without which recipes say nothing of each other's loss."""
 UNKNOWN = ("inner.", "learning_rate.", "method.max_grad_norm", "run.precision")
 """Settings that change losses, but that the law does not know."""
 
@@ -77,14 +79,14 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         summary = read_json(folder / SUMMARY)
         # What was read of a stream has no fingerprint that another run shares.
         named["data.fingerprint"] = data.name if data.streaming else summary.get("corpus")
-    for name in _differing(settings, EQUAL, _may_differ()):
+    for name in _differing(settings.values(), EQUAL, _may_differ()):
         found = {str(named.get(name)): folder for folder, named in settings.items()}
         (one, first), (other, second) = list(found.items())[:2]
         raise ValueError(
             f"short runs must share model, task, text and evaluation set, but {name} is {one} in "
             f"{first} and {other} in {second}; leave one of them out"
         )
-    unknown = _differing(settings, UNKNOWN, {"learning_rate.total_tokens"})
+    unknown = _differing(settings.values(), UNKNOWN, {"learning_rate.total_tokens"})
     every_record = {folder: Records(folder).read_whole() for folder in runs}
     records = {
         folder: found
@@ -117,13 +119,6 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
     )
 
 
-def differences(recipe: Recipe, other: Recipe) -> list[str]:
-    """Names of settings in which recipes differ so that one says nothing of the other's loss."""
-    settings = {Path(name): named_settings(one) for name, one in (("1", recipe), ("2", other))}
-    beginnings = ("model.", "task.", "data.context_tokens", "data.tokenizer")
-    return _differing(settings, beginnings, _may_differ())
-
-
 def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> None:
     """Raise ValueError unless all candidates and the runs share model, task and context.
 
@@ -131,10 +126,10 @@ def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> No
         recipes: Those of all candidates.
         measured: The recipe of short runs; None without them.
     """
-    for recipe in recipes:
-        names = differences(recipe, recipes[0])
-        require(not names, f"candidates must share {', '.join(names)}; plan them one by one")
-    names = differences(recipes[0], measured) if measured else []
+    settings, free = [named_settings(recipe) for recipe in recipes], _may_differ()
+    names = _differing(settings, SHARED, free)
+    require(not names, f"candidates must share {', '.join(names)}; plan them one by one")
+    names = _differing([settings[0], named_settings(measured)], SHARED, free) if measured else []
     require(
         not names,
         f"the runs and the planned recipes differ in {', '.join(names)}; give the settings of the "
@@ -180,16 +175,16 @@ def _may_differ() -> set[str]:
 
 
 def _differing(
-    settings: Mapping[Path, Mapping[str, Any]], beginnings: tuple[str, ...], without: set[str]
+    settings: Collection[Mapping[str, Any]], beginnings: tuple[str, ...], without: set[str]
 ) -> list[str]:
     """Names of settings that begin so and differ between runs."""
-    names = dict.fromkeys(name for named in settings.values() for name in named)
+    names = dict.fromkeys(name for named in settings for name in named)
     return [
         name
         for name in names
         if name.startswith(beginnings)
         and name not in without
-        and len({str(named.get(name)) for named in settings.values()}) > 1
+        and len({str(named.get(name)) for named in settings}) > 1
     ]
 
 

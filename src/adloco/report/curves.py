@@ -5,7 +5,7 @@ numbers that it draws (templates/charts.html).
 import base64
 import gzip
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Chart:
     log_y: bool = False
     from_zero: bool = False
     """True: y begins at 0."""
-    marks: Mapping[str, Sequence[float]] | None = None
+    marks: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Axis -> x of vertical dotted lines."""
 
     @property
@@ -59,7 +59,7 @@ class Chart:
         return {
             "log": {"x": self.log_x, "y": self.log_y},
             "zero": self.from_zero,
-            "marks": {name: list(found) for name, found in (self.marks or {}).items()},
+            "marks": self.marks,
             "axes": [choice(name, metric) for name, metric in self.axes.items()],
             "measures": [choice(metric.name, metric) for metric in self.measures],
             "curves": [vars(curve) for curve in self.curves],

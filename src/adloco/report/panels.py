@@ -94,6 +94,7 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
         "communication": _communication,
         "wire": _wire,
     }
+    merges = {"tokens": [record["tokens"] for record in records if record["merges"]]}
     panels = []
     for name, (title, caption) in CAPTIONS.items():
         shown = [m for m in metrics if m.panel == name and any(map(any, values(m, records)))]
@@ -101,23 +102,15 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
         silent = name == "wire" and not any(record["sync"]["bytes"] for record in records)
         if shown and not alone and not silent:
             own = [metric for metric in shown if metric.name in TOGETHER.get(name, ())]
-            others = [metric for metric in shown if metric not in own]
-            charts = [*(makers[name](own, records) if own else []), *_each(others, records)]
-            panels.append(Panel(title=title, caption=caption, charts=charts))
+            charts = makers[name](own, records) if own else []
+            charts += [
+                _chart(m, _lines(m, records), from_zero=m.whole or m.per in ("worker", "phase"))
+                for m in shown
+                if m not in own
+            ]
+            marked = [replace(chart, marks=merges) for chart in charts]
+            panels.append(Panel(title=title, caption=caption, charts=marked))
     return panels
-
-
-def _each(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
-    """A chart for each metric, with the lines of `_lines`."""
-    return [
-        _chart(
-            [metric],
-            _lines(metric, records),
-            records,
-            from_zero=metric.whole or metric.per in ("worker", "phase"),
-        )
-        for metric in metrics
-    ]
 
 
 def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
@@ -131,18 +124,13 @@ def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
         for row in record["trainers"]
         if row[trained.name] < row[requested.name]
     ]
-    marks = Curve(
-        name="clipped",
-        axes={"tokens": [x for x, _ in clipped]},
-        measures={trained.name: [y for _, y in clipped]},
-        look="marks",
-    )
+    marks = _curve("clipped", trained, clipped, "marks")
     charts = {
         requested: _lines(requested, records),
         trained: [*_lines(trained, records), *[marks] * bool(clipped)],
         passes: _lines(passes, records),
     }
-    return [_chart([metric], curves, records, from_zero=True) for metric, curves in charts.items()]
+    return [_chart(metric, curves, from_zero=True) for metric, curves in charts.items()]
 
 
 def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
@@ -152,7 +140,7 @@ def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Ch
         metric = TRAINER[name]
         tests = [_renamed(each, name) for each in _lines(TRAINER[f"measured_{name}"], records)]
         curves = [*_lines(metric, records), *[replace(each, look="points") for each in tests]]
-        charts.append(_chart([metric], curves, records, log_y=True))
+        charts.append(_chart(metric, curves, log_y=True))
     scale = TRAINER["noise_scale"]
     factors = {each.name: each for each in _lines(TRAINER["noise_scale_factor"], records)}
     curves = []
@@ -166,7 +154,7 @@ def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Ch
             detail = f"one standard deviation {side}"
             curves.append(replace(line, measures={scale.name: edge}, look="thin", detail=detail))
         curves.append(line)
-    return [*charts, _chart([scale], curves, records, log_y=True)]
+    return [*charts, _chart(scale, curves, log_y=True)]
 
 
 def _renamed(curve: Curve, name: str) -> Curve:
@@ -182,7 +170,7 @@ def _communication(metrics: Sequence[Metric], records: Sequence[Record]) -> list
         _curve(metric.label, sent, [(r["tokens"], r[metric.name] or None) for r in records])
         for metric in metrics
     ]
-    return [_chart([sent], curves, records, log_y=bool(records[-1]["bytes_communicated"]))]
+    return [_chart(sent, curves, log_y=bool(records[-1]["bytes_communicated"]))]
 
 
 def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
@@ -190,14 +178,11 @@ def _wire(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
     of_syncs = [metric for metric in metrics if metric.per == "sync"]
     time = Metric("seconds", "seconds of syncs per round", Unit("", ",.1f"))
     curves = [
-        replace(
-            _curve(m.label, time, [(r["tokens"], r["sync"][m.name]) for r in records]),
-            look="stairs",
-        )
+        _curve(m.label, time, [(r["tokens"], r["sync"][m.name]) for r in records], "stairs")
         for m in of_syncs
     ]
-    charts = [_chart([m], _lines(m, records), records, from_zero=True) for m in of_trainers]
-    return [*charts, *[_chart([time], curves, records, from_zero=True)] * bool(curves)]
+    charts = [_chart(m, _lines(m, records), from_zero=True) for m in of_trainers]
+    return [*charts, *[_chart(time, curves, from_zero=True)] * bool(curves)]
 
 
 def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
@@ -224,31 +209,21 @@ def _lines(metric: Metric, records: Sequence[Record]) -> list[Curve]:
         found = zip(records, values(metric, records, number), strict=True)
         return [(record["tokens"], value) for record, of_round in found for value in of_round]
 
-    return [replace(_curve(name, metric, points(one)), look=look) for one, name in names.items()]
+    return [_curve(name, metric, points(one), look) for one, name in names.items()]
 
 
-def _curve(name: str, metric: Metric, points: Sequence[tuple[float, float | None]]) -> Curve:
+def _curve(
+    name: str, metric: Metric, points: Sequence[tuple[float, float | None]], look: Look = "line"
+) -> Curve:
     return Curve(
         name=name,
         axes={"tokens": [x for x, _ in points]},
         measures={metric.name: [y for _, y in points]},
+        look=look,
     )
 
 
 def _chart(
-    measures: Sequence[Metric],
-    curves: Sequence[Curve],
-    records: Sequence[Record],
-    *,
-    log_y: bool = False,
-    from_zero: bool = False,
+    metric: Metric, curves: Sequence[Curve], *, log_y: bool = False, from_zero: bool = False
 ) -> Chart:
-    merges = [record["tokens"] for record in records if record["merges"]]
-    return Chart(
-        axes=X,
-        measures=measures,
-        curves=curves,
-        log_y=log_y,
-        from_zero=from_zero,
-        marks={"tokens": merges},
-    )
+    return Chart(axes=X, measures=[metric], curves=curves, log_y=log_y, from_zero=from_zero)

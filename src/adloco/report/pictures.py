@@ -109,7 +109,7 @@ def _draw_chart(
             if len(points) == 1:  # A line through one point is not seen.
                 look = {"marker": "o"} | look
             place.plot(*zip(*points, strict=True), label=curve.name, **look)
-    for mark in (chart.marks or {}).get(axis, ()):
+    for mark in chart.marks.get(axis, ()):
         place.axvline(mark / scale, color=GREY, linestyle=":", linewidth=1, zorder=0)
     place.set_xlabel(x.axis)
     if chart.log_x:

@@ -175,8 +175,7 @@ def planned_run(
     identity = json.dumps([arm, _identity(planned)], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.]+", "-", arm).strip("-")[:48]
-    where = folder / "runs" / f"{slug}-seed-{seed}-{digest}"
-    return StudyRun(arm=arm, seed=seed, recipe=built, folder=where)
+    return replace(planned, folder=folder / "runs" / f"{slug}-seed-{seed}-{digest}")
 
 
 def finished_run(folder: Path) -> StudyRun:

@@ -13,7 +13,7 @@ from pathlib import Path
 from adloco.config.finding import held_by
 from adloco.errors import require
 from adloco.metric import SECONDS, TRAFFIC
-from adloco.metrics import ROUND, Metric, Record, validation
+from adloco.metrics import ROUND, Metric, Record, known_measures, validation
 from adloco.plan.link import Link
 from adloco.rules.outcome import ended_finite, islands_in, of_newest_text
 from adloco.run.folder import SUMMARY
@@ -48,14 +48,11 @@ class RunCurves:
     problem: str = ""
     """Why the run counts in no number; empty if it ended with a finite evaluation."""
 
-    def final(self, measure: str) -> float | None:
-        """The last value of a measure; None if the run failed."""
-        known = [value for value in self.measures[measure] if value is not None]
+    def last(self, name: str) -> float | None:
+        """The last value of a measure or on an axis; None if the run failed."""
+        values = self.measures[name] if name in self.measures else self.axes[name]
+        known = [value for value in values if value is not None]
         return known[-1] if known and not self.problem else None
-
-    def total(self, axis: str) -> float | None:
-        """The last value of an axis; None if the run failed."""
-        return self.axes[axis][-1] if self.axes[axis] and not self.problem else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +131,7 @@ class Comparison:
     def finals(self) -> list[Quantity]:
         """The last value of each measure; the loss first."""
         return [
-            Quantity(
-                name=metric.name, metric=metric, of=partial(RunCurves.final, measure=metric.name)
-            )
+            Quantity(name=metric.name, metric=metric, of=partial(RunCurves.last, name=metric.name))
             for metric in self.measures
         ]
 
@@ -144,7 +139,7 @@ class Comparison:
     def totals(self) -> list[Quantity]:
         """The last value on each axis."""
         return [
-            Quantity(name=axis, metric=metric, of=partial(RunCurves.total, axis=axis))
+            Quantity(name=axis, metric=metric, of=partial(RunCurves.last, name=axis))
             for axis, metric in self.axes.items()
         ]
 
@@ -215,7 +210,8 @@ def compare(
     rounds = [Records(run.folder).read_whole() for run in runs]
     trainers = (row for records in rounds for record in records for row in record["trainers"])
     replicas = max([2, *(row["workers"] for row in trainers)])
-    measures = tuple(validation(measure) for measure in runs[0].recipe.task.measures)
+    known = known_measures(runs[0].recipe.task.measures, list(itertools.chain(*rounds)))
+    measures = tuple(map(validation, known))
     curves = [
         _curves(run, records, measures, links, replicas, problems.get(run.folder, ""))
         for run, records in zip(runs, rounds, strict=True)
@@ -224,7 +220,7 @@ def compare(
     for curve in curves:
         arms.setdefault(curve.run.arm, []).append(curve)
     texts = {arm: sorted({run.corpus for run in found} - {""}) for arm, found in arms.items()}
-    known = {text for found in texts.values() for text in found}
+    different = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
     unequal = inequalities(runs, varied)
     # Losses are for each token, of which tokenizers make more or fewer from a text.
@@ -236,7 +232,7 @@ def compare(
         if (changes := run.changes)
     ]
     text_varies = any(setting.startswith("data.") for setting in varied)
-    unequal += [f"text (fingerprints {other})"] if len(known) > 1 and not text_varies else []
+    unequal += [f"text (fingerprints {other})"] if len(different) > 1 and not text_varies else []
     last = [alike[-1] for records in rounds if (alike := of_newest_text(records))]
     if len({islands_in(record) for record in last}) > 1 and not text_varies:
         unequal.append("islands whose texts are evaluated at the end")
@@ -251,13 +247,7 @@ def compare(
                 for link in links
             },
         },
-        measures=tuple(
-            measure
-            for measure in measures
-            # With some tokenizers there are no bits per byte.
-            if measure is measures[0]
-            or any(value is not None for run in curves for value in run.measures[measure.name])
-        ),
+        measures=measures,
         targets=tuple(targets),
         replicas=replicas,
         equal=tuple(held_equal(runs)),

@@ -8,7 +8,8 @@ inner steps, and only what is longer is waited for. Data-parallel training syncs
 and nothing of it is hidden.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 
 from adloco.config.sections import Recipe
 from adloco.metrics import Record
@@ -39,38 +40,29 @@ def link_seconds(
 ) -> list[float]:
     """The modelled time at the end of each round, in seconds."""
     parallel = recipe.data_parallel
-    now = 0.0
-    before = {"seconds": 0.0, "inner_steps": 0, "syncs": 0, "sent": 0.0, "tokens": 0}
-    result = []
-    for record in records:
-        sent = bytes_sent(record, recipe, replicas)
+    counts = ("seconds", "tokens", "inner_steps", "syncs", "bytes_sent", "bytes_ddp_equivalent")
+    start: Record = dict.fromkeys(counts, 0)
+    now, result = 0.0, []
+    for before, record in itertools.pairwise([start, *records]):
+        sent = bytes_sent(record, recipe, replicas) - bytes_sent(before, recipe, replicas)
         steps = record["inner_steps"] - before["inner_steps"]
+        syncs = num_syncs(record, recipe) - num_syncs(before, recipe)
         computed, trained = _computed(record, before)
         rings = [replicas] if parallel else [row["workers"] for row in record["trainers"]]
-        workers = max(rings)
-        syncs = num_syncs(record, recipe)
-        times = (syncs - before["syncs"]) * (1 if parallel else recipe.streaming.fragments)
-        busiest = (sent - before["sent"]) * (1.0 if parallel else _busiest(rings))
-        transfers = link.seconds(busiest, max(workers, 2), times)
+        times = syncs * (1 if parallel else recipe.streaming.fragments)
+        busiest = sent * (1.0 if parallel else _busiest(rings))
+        transfers = link.seconds(busiest, max(2, *rings), times)
         hidden = 0.0
-        if not parallel and times:
-            rounds = syncs - before["syncs"]
-            beside = _steps_beside(recipe.streaming, steps // rounds)
+        if not parallel and syncs:
+            beside = _steps_beside(recipe.streaming, steps // syncs)
             each = [min(transfers / times, number * trained / steps) for number in beside]
-            hidden = rounds * sum(each)
+            hidden = syncs * sum(each)
         now += computed + transfers - hidden
         result.append(now)
-        before = {
-            "seconds": record["seconds"],
-            "inner_steps": record["inner_steps"],
-            "syncs": syncs,
-            "sent": sent,
-            "tokens": record["tokens"],
-        }
     return result
 
 
-def _computed(record: Record, before: Mapping[str, float]) -> tuple[float, float]:
+def _computed(record: Record, before: Record) -> tuple[float, float]:
     """Seconds of a round without its syncs, and those of its inner steps until the slowest worker
     was done.
     """

@@ -27,10 +27,11 @@ class Spread:
     def of(values: Sequence[float | None]) -> "Spread":
         """The spread of the values that are known."""
         known = [value for value in values if value is not None]
-        if not known:
-            return Spread(mean=None, lowest=None, highest=None, count=0)
         return Spread(
-            mean=statistics.fmean(known), lowest=min(known), highest=max(known), count=len(known)
+            mean=statistics.fmean(known) if known else None,
+            lowest=min(known, default=None),
+            highest=max(known, default=None),
+            count=len(known),
         )
 
 
@@ -103,8 +104,6 @@ def first_crossing(x: Sequence[float], y: Sequence[float | None], target: float)
         if value <= target:
             if before is None:
                 return float(at) if value == target else None
-            if before[1] == value:
-                return float(at)
             return before[0] + (at - before[0]) * (before[1] - target) / (before[1] - value)
         before = (float(at), value)
     return None

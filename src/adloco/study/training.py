@@ -100,7 +100,6 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
         return
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
-        job.part = part_used(run.recipe.run.limits, Records(run.folder).newest())
     else:
         shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
         recipe = logs.parent / "recipes" / f"{run.folder.name}.toml"

@@ -72,12 +72,9 @@ class Gate(Option):
         return self.gate
 
     def unused(self, largest: int) -> str:
-        few = self.gate and largest < SMALLEST
-        return (
-            "outer.gate changes nothing: no trainer ever has three workers to compare"
-            if few
-            else ""
-        )
+        if self.gate and largest < SMALLEST:
+            return "outer.gate changes nothing: no trainer ever has three workers to compare"
+        return ""
 
     @staticmethod
     def events(record: Mapping[str, Any]) -> Iterator[str]:

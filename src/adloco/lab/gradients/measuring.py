@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -94,8 +94,7 @@ def _content(found: FullGradient, trained: Trained, batch: int) -> dict[str, Any
     for index, layer in enumerate(layers(names)):
         members[layer].append(index)
 
-    def numbers(chosen: Iterable[int]) -> dict[str, Any]:
-        chosen = list(chosen)
+    def numbers(chosen: Sequence[int]) -> dict[str, Any]:
         seen = found.estimate(chosen)
         return {
             "parameters": sum(elements[index] for index in chosen),
@@ -130,8 +129,6 @@ def layers(names: Sequence[str]) -> list[str]:
         before = list(takewhile(lambda word: not word.isdecimal(), words))
         numbered = len(before) < len(words)
         paths.append(words[: len(before) + 1] if numbered else words[:-1] or words)
-    most = min((len(path) - 1 for path in paths), default=0)
-    shared = 0
-    while shared < most and len({path[shared] for path in paths}) == 1:
-        shared += 1
+    columns = zip(*(path[:-1] for path in paths), strict=False)  # As many as the shortest path has.
+    shared = len([*takewhile(lambda words: len({*words}) == 1, columns)])
     return [".".join(path[shared:]) for path in paths]

@@ -3,12 +3,9 @@
 Beside |g_j|^2 they need <g_j, gbar>, which takes a second pass over the groups once gbar is known.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -23,70 +20,47 @@ from adloco.rules.switch import BatchPlan
 
 
 class ProductMeasurement:
-    """Measures the test steps of a worker for an inner-product test."""
-
-    whole_gradients: ClassVar = True
-
-    def __init__(
-        self,
-        rule: ProductRule,
-        params: Sequence[Tensor],
-        statistics: Sequence[Tensor],
-    ) -> None:
-        self._params, self._statistics = params, statistics
-
-    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
-        return ProductStep(
-            plan=plan,
-            passes=passes,
-            engine=engine,
-            params=self._params,
-            statistics=self._statistics,
-        ).backward()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProductStep(MeasuredStep):
-    """One inner step on one rank, with squared norms and inner products.
+    """Measures the test steps of a worker for an inner-product test.
 
     It takes memory for one more copy of the gradients.
     """
 
-    params: Sequence[Tensor]
-    """The trainable parameters."""
-    statistics: Sequence[Tensor]
-    """Buffers that forward passes change (running statistics). They are restored after the second
-    pass."""
+    whole_gradients: ClassVar = True
 
-    def backward(self) -> tuple[Tensor, Moments]:
-        """Compute the step's gradients and statistics; see `Measurement.backward`."""
-        losses, own = self.with_norms()
-        numbers = [self.engine.norm_sq_part(), *own, *self._inner_products()]
-        mean_norm_sq, *gathered = self.engine.sum_on_device(numbers).tolist()
-        samples = self.plan.micro_batches
+    def __init__(
+        self, rule: ProductRule, params: Sequence[Tensor], statistics: Sequence[Tensor]
+    ) -> None:
+        self._params, self._statistics = params, statistics
+
+    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
+        step = MeasuredStep(plan=plan, passes=passes, engine=engine)
+        losses, own = step.with_norms()
+        numbers = [engine.norm_sq_part(), *own, *self._inner_products(step)]
+        mean_norm_sq, *gathered = engine.sum_on_device(numbers).tolist()
+        samples = plan.micro_batches
         norms_sq, products = gathered[: len(samples)], gathered[len(samples) :]
         inner_variance = plug_in(samples, mean_norm_sq, products)
         return losses, group_moments(samples, norms_sq, mean_norm_sq, inner_variance)
 
-    def _inner_products(self) -> list[Tensor | float]:
+    def _inner_products(self, step: MeasuredStep) -> list[Tensor | float]:
         """<g_j, gbar> of this rank's groups; a number for each group of the worker, and those of
-        other ranks are zero.
+        other ranks are zero. A second pass, after which gradients and statistics are as before it.
         """
-        means = [None if own.grad is None else own.grad.clone() for own in self.params]
-        before = [buffer.clone() for buffer in self.statistics]
-        products = self.zeros()
-        with products_with(self.params, means) as incoming:
+        means = [None if own.grad is None else own.grad.clone() for own in self._params]
+        before = [buffer.clone() for buffer in self._statistics]
+        products = step.zeros()
+        with products_with(self._params, means) as incoming:
             self._set_gradients(itertools.repeat(None))
-            for group, _ in itertools.zip_longest(self.own_groups, self.passes(self.plan)):
+            for group, _ in itertools.zip_longest(step.own_groups, step.passes(step.plan)):
                 if group is not None:
-                    products[group] = incoming.take() / self.fraction(group)
+                    products[group] = incoming.take() / step.fraction(group)
                 self._set_gradients(itertools.repeat(None))
         self._set_gradients(means)
-        copy_all(before, self.statistics)
+        copy_all(before, self._statistics)
         return products
 
     def _set_gradients(self, gradients: Iterable[Tensor | None]) -> None:
-        for parameter, gradient in zip(self.params, gradients, strict=False):
+        for parameter, gradient in zip(self._params, gradients, strict=False):
             parameter.grad = gradient
 
 
