@@ -331,6 +331,9 @@ def test_a_last_step_of_fewer_samples_by_hand() -> None:
     torch.testing.assert_close(params_of(run), expected)
     losses = [step.loss * step.samples for step in report.steps]
     assert report.train_loss == pytest.approx(sum(losses) / 21)
+    # A step that the budget alone makes smaller is no request that was clipped.
+    (alone,) = (last := run.round(1, final_samples=5)).trainers
+    assert (last.samples, alone.requested_batch, alone.trainer_batch) == (26, 8, 8)
 
 
 def test_a_round_with_a_smaller_last_step_resumes_bit_for_bit() -> None:

@@ -46,9 +46,10 @@ def against(*ends: tuple[float, float]) -> Comparison:
 def test_many_settings_that_differ_are_named_without_their_values() -> None:
     found = against((0.0, 2.0))
     assert found.differing.startswith("Differs: nothing. Fewer than 5 rounds: a, b; ")
-    (single,) = plan_runs(["single"], [], 1, Path("study"))
-    alone = replace(found, arms={"single": [replace(found.arms["a"][0], run=single)]})
-    assert alone.differing == "Differs: nothing."
+    trainers = "trainers=adloco@--merge.policy none"
+    for alone in plan_runs(["single", trainers], [], 1, Path("study")):
+        silent = replace(found, arms={alone.arm: [replace(found.arms["a"][0], run=alone)]})
+        assert silent.differing == "Differs: nothing."
     many = replace(found, differs=tuple(f"inner.lr{n} (a: 0.1, b: 0.2)" for n in range(20)))
     assert "Differs: inner.lr0, inner.lr1, " in many.differing
     assert many.differing.count("(") == 1 and "(their values are in compare.json)" in many.differing

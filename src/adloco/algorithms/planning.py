@@ -53,7 +53,7 @@ class Planner:
         return {
             worker: RoundTask(
                 trainer=trainer.id,
-                plan=steps[0][worker],
+                plan=plans[worker],
                 final_plan=final[worker],
                 begun=state.last_batches.get(worker, ()),
                 inner_steps=state.round_steps,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.algorithms.reports import RoundReport
+from adloco.discovery import lab_modules
 from adloco.metrics import Record
 from adloco.run.json_files import RoundLines
 from adloco.run.record_types import StepLine, metrics_line
@@ -102,11 +103,14 @@ class Records:
             ) from error
 
     def cut(self, rounds: int) -> list[str]:
-        """Remove the lines of all rounds after this many; a resumed run writes them again.
+        """Remove the lines of all rounds after this many, which a resumed run writes again, and
+        what options have recorded of them.
 
         Returns:
             A sentence for each file that has no line of some earlier round.
         """
+        for option in lab_modules("records"):
+            option.cut(self.folder, rounds)
         return self._told({name: lines.cut(rounds) for name, lines in self._files.items()}, rounds)
 
     def lost(self, rounds: int) -> list[str]:

@@ -109,7 +109,7 @@ class Comparison:
             arm
             for arm, runs in self.arms.items()
             if 0 < max(len(run.axes["tokens"]) for run in runs) < FEW_ROUNDS
-            and runs[0].run.recipe.method.num_workers > 1  # One worker never syncs.
+            and runs[0].run.recipe.syncs
         ]
         short = (
             f" Fewer than {FEW_ROUNDS} rounds: {', '.join(few)}; what syncs do shows later, so "

@@ -23,7 +23,7 @@ STREAMS = 2
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of one trainer with two workers, which has kept rounds 0, 2 and 3."""
+    """A short run of one trainer with two workers, which has kept rounds 0, 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("gradients")
     text = folder / "text"
     text.mkdir()
@@ -112,6 +112,18 @@ def test_an_earlier_checkpoint_is_the_model_of_then(
     first, last = (load_trained(run, round=number).model for number in (0, None))
     differ = zip(first.parameters(), last.parameters(), strict=True)
     assert not any(torch.equal(then, now) for then, now in differ)
+
+
+def test_a_rewind_drops_what_was_measured_after_it(run: Path, tmp_path: Path) -> None:
+    """Those rounds are trained again, perhaps with other settings."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    for checkpoint in ("0", "2", "4"):
+        words = ["gradients", str(copied), "--samples", "16", "--checkpoint", checkpoint]
+        assert main(words) == 0
+    assert main(["rewind", str(copied), "2"]) == 0
+    left = sorted(path.name for path in (copied / "gradients").iterdir())
+    assert left == ["round-000000-trainer-0.json", "round-000002-trainer-0.json"]
 
 
 def test_all_samples(run: Path) -> None:

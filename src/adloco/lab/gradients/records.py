@@ -59,3 +59,10 @@ def read_gradients(run: Path) -> dict[Path, dict[str, Any]]:
 def check(run: Path) -> None:
     """Raise ValueError if a file is damaged; called before a run resumes."""
     read_gradients(run)
+
+
+def cut(run: Path, rounds: int) -> None:
+    """Remove the files of all rounds after this many; their checkpoints count no longer."""
+    for path in run.glob(f"{GRADIENTS}/round-[0-9]*-*.json"):
+        if int(path.name.split("-")[1]) > rounds:
+            path.unlink()
