@@ -308,6 +308,9 @@ def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
     diloco.load_state_dict(equal)
     with pytest.raises(ValueError, match=r"that of workers \[4, 5\], and here are \[0, 1\]"):
         diloco.load_state_dict(apart)
+    alone = DiLoCo(linear(), outer=None, sync_every=2)  # A rank that has fewer workers.
+    alone.load_state_dict(equal)
+    assert [alone.step(), alone.step()] == [False, True]
 
 
 def test_a_state_that_was_not_copied_changes_nothing() -> None:

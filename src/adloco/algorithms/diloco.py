@@ -207,11 +207,11 @@ class DiLoCo:
             for index, model in enumerate(self.models):
                 copy_all(state["replicas"][index], _kept(model, apart))
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
-        self._samples, self._counted, self._inner_steps = (
-            list(state["samples"]),
-            state["counted"],
-            state["inner_steps"],
+        # Where replicas do not differ, no samples are counted; other ranks may have more models.
+        self._samples = (
+            list(state["samples"]) if own else [[0.0] * len(self.models) for _ in self._samples]
         )
+        self._counted, self._inner_steps = state["counted"], state["inner_steps"]
         self._round_weights = list(state["round_weights"])
 
     def _require_own_gradients(self, model: nn.Module) -> None:
