@@ -265,6 +265,8 @@ def test_refusal() -> None:
     counted.step()
     with pytest.raises(ValueError, match="at every step or never, .* inner step 2 has some"):
         counted.step(samples=[4, 4])
+    with pytest.raises(ValueError, match="models of two workers have a trainable parameter in com"):
+        DiLoCo([linear()] * 2, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(

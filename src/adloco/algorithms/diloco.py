@@ -85,6 +85,12 @@ class DiLoCo:
         )
         for model in self.models:
             self._require_own_gradients(model)
+        owned = [parameter for model in self.models for parameter in trainable(model)]
+        require(
+            len({*owned}) == len(owned),
+            "models of two workers have a trainable parameter in common, so they could not train "
+            "apart; give each worker a copy (copy.deepcopy)",
+        )
         first = self.models[0]
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
