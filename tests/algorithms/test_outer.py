@@ -265,6 +265,8 @@ def test_refusal() -> None:
     counted.step()
     with pytest.raises(ValueError, match="at every step or never, .* inner step 2 has some"):
         counted.step(samples=[4, 4])
+    with pytest.raises(ValueError, match="models of two workers have a trainable parameter in com"):
+        DiLoCo([linear()] * 2, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(
@@ -308,6 +310,9 @@ def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
     diloco.load_state_dict(equal)
     with pytest.raises(ValueError, match=r"that of workers \[4, 5\], and here are \[0, 1\]"):
         diloco.load_state_dict(apart)
+    alone = DiLoCo(linear(), outer=None, sync_every=2)  # A rank that has fewer workers.
+    alone.load_state_dict(equal)
+    assert [alone.step(), alone.step()] == [False, True]
 
 
 def test_a_state_that_was_not_copied_changes_nothing() -> None:

@@ -2,18 +2,23 @@
 works.
 """
 
+import os
 import socket
+import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from adloco.distributed.launch.launcher import process_group
 from adloco.distributed.launch.rank_store import (
     check_restarts,
     check_store,
+    local_store,
     meeting_point,
     of_this_start,
 )
+from adloco.distributed.testing import run_on_ranks
 from adloco.errors import RankFailureError
 
 
@@ -72,6 +77,28 @@ def test_a_rank_whose_launcher_was_killed_before_they_met_ends_at_once(
     # Rank 0 keeps the store, and may not have started yet.
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     check_store()
+
+
+def joined_again(port: int) -> list[float]:
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    sums = []
+    for group in range(6):
+        if group and rank == group % 2:  # The other one must not take the address it had before.
+            time.sleep(0.1)
+        with process_group():
+            one = torch.ones(1)
+            dist.all_reduce(one)
+        sums.append(one.item())
+    dist.init_process_group("gloo")  # As it was.
+    return sums
+
+
+def test_ranks_may_join_again_after_they_have_left() -> None:
+    store = local_store()
+    assert run_on_ranks(joined_again, 2, store.port) == [[2.0] * 6] * 2
 
 
 def test_people_read_where_the_run_meets(monkeypatch: pytest.MonkeyPatch) -> None:

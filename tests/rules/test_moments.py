@@ -3,6 +3,7 @@ S and |G|^2.
 """
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -43,6 +44,13 @@ def test_by_hand() -> None:
         result.inner_variance,
     ) == (12, -2, 1, 5)
     assert result.noise_scale == float("inf")
+
+
+@pytest.mark.parametrize("norm_sq", [math.nan, math.inf])
+def test_norms_that_are_not_finite_tell_nothing(norm_sq: float) -> None:
+    """Python's max(0.0, nan) is 0: no noise at all, for which one sample would be enough."""
+    assert estimate(group_moments([2, 2], [3.0, norm_sq], 1.0)) is None
+    assert estimate(group_moments([2, 2], [3.0, 1.0], norm_sq)) is None
 
 
 def test_pooling_two_workers_by_hand() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from adloco.cli.main import main
@@ -209,6 +210,17 @@ def test_numbers_that_are_none_or_infinite_are_left_out() -> None:
         "sync": {"bytes": 16.0, "compression_ratio": None},
     }
     assert trackers.scalars(record) == {"tokens": 8.0, "sync/bytes": 16.0, "trainer-3/trainer": 3.0}
+
+
+def test_an_accelerator_made_after_a_run_has_a_device_of_its_own(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trackers need a state of accelerate that says CPU, which the process would keep."""
+    monkeypatch.setattr(PartialState, "_shared_state", {})
+    assert main(["train", "single", *small, "--run.tokens", "4000", "--run.trackers", "auto"]) == 0
+    assert (tmp_path / "run" / "tensorboard").exists()
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
+    assert PartialState().device.type == "meta"
 
 
 ALONE = """

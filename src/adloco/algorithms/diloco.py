@@ -85,6 +85,12 @@ class DiLoCo:
         )
         for model in self.models:
             self._require_own_gradients(model)
+        owned = [parameter for model in self.models for parameter in trainable(model)]
+        require(
+            len({*owned}) == len(owned),
+            "models of two workers have a trainable parameter in common, so they could not train "
+            "apart; give each worker a copy (copy.deepcopy)",
+        )
         first = self.models[0]
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
@@ -207,8 +213,11 @@ class DiLoCo:
             for index, model in enumerate(self.models):
                 copy_all(state["replicas"][index], _kept(model, apart))
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
-        self._samples, self._counted = list(state["samples"]), state["counted"]
-        self._inner_steps = state["inner_steps"]
+        # Where replicas do not differ, no samples are counted; other ranks may have more models.
+        self._samples = (
+            list(state["samples"]) if own else [[0.0] * len(self.models) for _ in self._samples]
+        )
+        self._counted, self._inner_steps = state["counted"], state["inner_steps"]
         self._round_weights = list(state["round_weights"])
 
     def _require_own_gradients(self, model: nn.Module) -> None:

@@ -64,11 +64,13 @@ def group_moments(
         group_norms_sq: |g_j|^2, the squared norm of each group's *mean* gradient.
         mean_norm_sq: |gbar|^2, the squared norm of the mean gradient of all samples.
         inner_variance: The step's estimate of Var<g_i, G>, for the inner-product tests.
+
+    Norms that are not finite, as where a loss was scaled too far, tell nothing: all are zero then.
     """
     samples = sum(group_samples)
     weighted = sum(m * norm for m, norm in zip(group_samples, group_norms_sq, strict=True))
     dof = len(group_samples) - 1
-    if dof == 0:
+    if dof == 0 or not math.isfinite(weighted + mean_norm_sq):
         return Moments()
     # A scatter is never negative, but rounding can push that of equal gradients below zero.
     variance = max(0.0, weighted - samples * mean_norm_sq) / dof

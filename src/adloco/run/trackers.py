@@ -7,7 +7,7 @@ the number of tokens, because steps change meaning when batches grow.
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from adloco.config.settings import TRACKERS
 from adloco.errors import RunWarning, require
 from adloco.metrics import Record
 from adloco.tracking.tracker import Tracker, TrackerSettings
+from adloco.tracking.with_accelerate import state_kept
 
 TENSORBOARD = "tensorboard"
 
@@ -57,16 +58,17 @@ class Trackers:
             key: value if isinstance(value, (bool, int, float, str)) else str(value)
             for key, value in settings.items()
         }
-        for name in self._names:
-            with self._left_out_on_error(name):
-                chosen: TrackerSettings = TRACKERS.find(name)()
-                self._following[name] = chosen.open(self._folder, plain, tokens)
-        try:
-            yield
-        finally:
-            for name, tracker in list(self._following.items()):
+        with state_kept() if self._names and find_spec("accelerate") else nullcontext():
+            for name in self._names:
                 with self._left_out_on_error(name):
-                    tracker.finish()
+                    chosen: TrackerSettings = TRACKERS.find(name)()
+                    self._following[name] = chosen.open(self._folder, plain, tokens)
+            try:
+                yield
+            finally:
+                for name, tracker in list(self._following.items()):
+                    with self._left_out_on_error(name):
+                        tracker.finish()
 
     def log(self, record: Record) -> None:
         """Send the numbers of a round to every tracker."""

@@ -1,7 +1,8 @@
 """The experiment trackers that accelerate knows, each with the options of its class there."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,6 +65,21 @@ class Trackio:
     def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
         options = {"run_name": PROJECT, "name": folder.name, "resume": "allow"}
         return _opened(self.key, settings, options)
+
+
+@contextmanager
+def state_kept() -> Iterator[None]:
+    """Put accelerate's state back at the end: an Accelerator that is made in this process later
+    would otherwise compute where trackers need the state to say, on the CPU.
+    """
+    from accelerate.state import PartialState
+
+    before = dict(PartialState._shared_state)
+    try:
+        yield
+    finally:
+        PartialState._shared_state.clear()
+        PartialState._shared_state.update(before)
 
 
 def _opened(name: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Tracker:

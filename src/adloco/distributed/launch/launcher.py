@@ -81,11 +81,11 @@ def process_group(
     if quorum is None and num_ranks() == 1:
         yield
         return
-    quorum = quorum or Quorum.of_all()
     check_restarts()
     timeout = longest_wait(timeout_seconds)
     # Rank 0 keeps the store if no launcher does.
     kept_store = None if store_outlives_ranks() else next(rendezvous("env://", timeout=timeout))
+    quorum = quorum or Quorum.of_all(connect())
 
     late_seconds = timeout_seconds + LATE_SECONDS
     # The members of a later quorum were all there when it was decided.

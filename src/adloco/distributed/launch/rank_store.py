@@ -84,10 +84,16 @@ class Quorum:
     """Id of this process."""
 
     @staticmethod
-    def of_all() -> "Quorum":
-        """The processes that were started together."""
+    def of_all(store: Any = None) -> "Quorum":
+        """The processes that were started together.
+
+        Args:
+            store: Counts the groups that they had before; None: this is their first one.
+        """
         members = tuple(range(int(os.environ["WORLD_SIZE"])))
-        return Quorum(members=members, process=int(os.environ["RANK"]))
+        process = int(os.environ["RANK"])
+        number = store.add(f"groups-{process}", 1) - 1 if store else 0
+        return Quorum(number=number, members=members, process=process)
 
     @property
     def rank(self) -> int:
