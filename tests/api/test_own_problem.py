@@ -148,6 +148,8 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
         adloco.train("diloco", problem=a_problem(), **settings, **{WORKERS: 6})
     with pytest.raises(ValueError, match=r"^model\.dtype and model\.gradient_checkpointing do not"):
         adloco.train("diloco", problem=a_problem(), **settings | {"model.dtype": "bf16"})
+    with pytest.raises(ValueError, match="^a problem has its own data; leave out data"):
+        adloco.train("diloco", problem=a_problem(), data="text.txt", **settings)
     assert not settings["folder"].exists()
 
     run = adloco.train("diloco", problem=a_problem(), **settings)

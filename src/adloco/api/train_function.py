@@ -83,6 +83,10 @@ def train(
     require(
         not (resume and recipe), f"resume takes the recipe of the run; leave out {str(recipe)!r}"
     )
+    require(
+        problem is None or data is None,
+        "a problem has its own data; leave out data, or the problem",
+    )
     arguments = {
         "run.tokens": tokens,
         _data_setting(data): data,
