@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adloco.algorithms import trainer_distance
 from adloco.algorithms.trainer_distance import BLOCK, BUCKETS, sketch
 from adloco.rules.agreement import mean_cosine, relative_distances
 from adloco.rules.merge_policies.smallest import MergeSmallest
@@ -32,6 +33,20 @@ def test_elements_keep_their_sign_and_sum_wherever_tensors_end() -> None:
         assert sketch([one[:100].view(10, 10), one[100:101], one[101:]], CPU).equal(found)
         places.append(place)
     assert set(places) == set(range(BUCKETS)) and places[BUCKETS:] == places[:40]
+
+
+def test_blocks_are_summed_alike_however_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(size, generator=generator) for size in (7, 3 * BLOCK + 5, BLOCK)]
+    whole = sketch(tensors, CPU)
+    monkeypatch.setattr(trainer_distance, "BLOCKS", 1)
+    torch.testing.assert_close(sketch(tensors, CPU), whole, rtol=1e-9, atol=1e-9)
+
+
+def test_no_elements_add_nothing() -> None:
+    """A rank that is a further replica gives none, and of a small tensor a shard may have none."""
+    assert not sketch([], CPU).any()
+    assert not sketch([torch.ones(0)], CPU).any()
 
 
 def test_blocks_differ() -> None:

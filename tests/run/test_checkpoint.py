@@ -56,6 +56,14 @@ def test_round_trip(state: dict[str, Any], tmp_path: Path) -> None:
     assert read_part(tmp_path, "worker-1") is None
 
 
+def test_tensors_that_are_views_of_one_memory(tmp_path: Path) -> None:
+    """Live states can have them: masks of all blocks of a model, for instance."""
+    memory = torch.arange(6.0)
+    state = {"views": [memory, memory, memory.view(2, 3), memory[2:4], memory[4:]]}
+    write_part(tmp_path, "a", state)
+    assert same(read_part(tmp_path, "a"), state)
+
+
 def test_no_pickle_and_checksums_that_others_can_check(tmp_path: Path) -> None:
     """`sha256sum --check` reads lines of a checksum, two spaces and a name."""
     write_part(tmp_path, "a", STATE)

@@ -82,7 +82,8 @@ def sketch(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=device)
     elements = sum(tensor.numel() for tensor in tensors)
     # Some blocks at a time, in one memory: a device computes many elements in few operations.
-    window = total.new_zeros(min(BLOCKS, -(-elements // BLOCK)) * BLOCK)
+    # A rank that is a further replica gives no tensors.
+    window = total.new_zeros(min(BLOCKS, max(1, -(-elements // BLOCK))) * BLOCK)
     begin = first = 0  # Indices of the next tensor's first element, and of the window's.
     for tensor in tensors:
         values, index = local(tensor).flatten(), begin + first_element(tensor)

@@ -103,7 +103,13 @@ def save_tensors(tensors: dict[str, Any], file: Path) -> None:
     """Write tensors to a file; SafetensorError if that fails."""
     from safetensors.torch import save_file
 
-    save_file(tensors, file)
+    # Buffers of a model may be views of one memory, which safetensors refuses.
+    known, own = set[int](), dict[str, Any]()
+    for path, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        own[path] = tensor.clone() if memory in known else tensor
+        known.add(memory)
+    save_file(own, file)
 
 
 def read_tensors(file: Path) -> dict[str, Any]:

@@ -448,7 +448,8 @@ class TrainingRun:
         if not (copies or saves):
             return
         held = self.algorithm.num_parameters * len(self.algorithm.workers)
-        waits = last or (self.device.type == "cpu" and held > COPIED_PARAMETERS)
+        large = self.device.type == "cpu" and held > COPIED_PARAMETERS
+        waits = last or (large and not copies)  # Else there are copies, which can be written later.
         content = cache(lambda: self._checkpoint(copy=copies or not waits))
         name = self._checkpoint_name()
         if copies and self.copies:

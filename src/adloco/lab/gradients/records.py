@@ -63,6 +63,7 @@ def check(run: Path) -> None:
 
 def cut(run: Path, rounds: int) -> None:
     """Remove the files of all rounds after this many; their checkpoints count no longer."""
-    for path in run.glob(f"{GRADIENTS}/round-[0-9]*-*.json"):
-        if int(path.name.split("-")[1]) > rounds:
+    for path in run.glob(f"{GRADIENTS}/round-*.json"):
+        number = path.name.split("-")[1]
+        if number.isdecimal() and int(number) > rounds:  # Others are a person's own copies.
             path.unlink()
