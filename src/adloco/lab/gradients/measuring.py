@@ -77,7 +77,7 @@ def measure_gradients(
         precision=choose_precision(recipe.run.precision, next(trained.model.parameters()).device),
         advance=lambda done: advance(done, chosen),
     )
-    if not math.isfinite(found.loss + found.estimate().plugin_norm_sq):
+    if not math.isfinite(found.loss + float(found.norms_sq.sum() + found.full_norms_sq.sum())):
         raise NonFiniteLossError(
             f"the loss or its gradient is not finite at {stored.checkpoint} (loss {found.loss}); "
             "take an earlier --checkpoint"
