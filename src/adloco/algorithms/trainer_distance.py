@@ -105,14 +105,13 @@ def _in_buckets(window: Tensor, block: int) -> Tensor:
     block: Number of the first of them.
     """
     rows = window.view(-1, BLOCK).mul_(_signs(window.device)).view(-1, BLOCK // BUCKETS, BUCKETS)
-    places, signs = [], []
+    turns = []
     for number in range(block, block + len(rows)):
         generator = random.Random(number)
-        signs.append([generator.choice((-1.0, 1.0))])
-        moved = generator.randrange(BUCKETS)
-        places.append([(bucket - moved) % BUCKETS for bucket in range(BUCKETS)])
-    turned = rows.sum(1) * window.new_tensor(signs)
-    return turned.gather(1, torch.tensor(places, device=window.device)).sum(0)
+        turns.append((generator.choice((-1, 1)), generator.randrange(BUCKETS)))
+    sign, moved = torch.tensor(turns, device=window.device).T[..., None]
+    places = (torch.arange(BUCKETS, device=window.device) - moved) % BUCKETS
+    return rows.sum(1).mul_(sign).gather(1, places).sum(0)
 
 
 @functools.cache
