@@ -140,7 +140,7 @@ def test_trainers_that_diverge() -> None:
     assert (sign.kind, sign.trainer, sign.since, sign.round) == ("trainers diverge", None, 1, 4)
     assert "of trainer 1 is 3.4500, 15% above 3.0000 of trainer 0" in sign.seen
     assert "its parameters are 20.0% away from the mean of all trainers" in sign.seen
-    assert "; 2 evaluations ago these were 10% and 10.0%" in sign.seen
+    assert "; 2 evaluations ago the widest gap was 10%, and it was 10.0% away" in sign.seen
     assert all_signs(validations((3.0, 3.29), *rounds[1:]), CAP) == []  # 9.7%
     assert all_signs(validations((3.0, 3.6), *rounds[1:]), CAP) == []  # It closes.
     assert all_signs(validations(*rounds[2:]), CAP) == []

@@ -307,8 +307,8 @@ def _of_evaluations(past: _Past) -> Iterator[Sign]:
             "trainers diverge",
             f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
             f"{losses[best]:.4f} of trainer {best}, and its parameters are {away[-1]:.1%} away "
-            f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago these were "
-            f"{gaps[0]:.0%} and {away[0]:.1%}",
+            f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago the widest gap "
+            f"was {gaps[0]:.0%}, and it was {away[0]:.1%} away",
             "One trainer may be stuck or unstable; a merge of models so far apart can be worse "
             "than either",
             "Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
