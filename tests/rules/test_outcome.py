@@ -13,7 +13,12 @@ def said(*losses: float | None, trained: float | None = 2.0, evaluated: bool = F
 
 def test_a_loss_above_its_start_is_no_success() -> None:
     assert said(3.0, 2.0) == said(3.0, 2.0, None) == said(3.0, 3.0) == said(0.69311, 0.69312) == ""
-    assert "ended at 3.1000, above 3.0000 in its first evaluation" in said(3.0, 2.0, 3.1)
+    above = "ended at 3.1000, above 3.0000 in its first evaluation"
+    assert said(3.0, 2.0, 3.1).startswith(f"The run did not learn: its validation loss {above}. ")
+    losses = [(3.0, 4.0), (3.1, 2.5)]
+    records = [{"val_loss": val, "train_loss": train, "memory": {}} for val, train in losses]
+    fell = f"The validation loss {above}, while that of training fell from 4.0000 to 2.5000"
+    assert no_success(records).startswith(fell)
 
 
 def test_losses_of_other_texts_are_not_compared() -> None:

@@ -21,9 +21,14 @@ def no_success(records: Sequence[dict[str, Any]]) -> str:
     if not is_finite(last["train_loss"]) or not ended_finite(records):
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
     if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
+        above = f"ended at {known[-1]:.4f}, above {known[0]:.4f} in its first evaluation"
+        began, ended = records[0]["train_loss"], last["train_loss"]
+        if not is_finite(began) or ended >= began:
+            return f"The run did not learn: its validation loss {above}. {ADVICE}."
         return (
-            f"The run did not learn: its validation loss ended at {known[-1]:.4f}, above "
-            f"{known[0]:.4f} in its first evaluation. {ADVICE}."
+            f"The validation loss {above}, while that of training fell from {began:.4f} to "
+            f"{ended:.4f}: the run has learned its text alone, or it is too short to tell. Give it "
+            "more text, or more rounds."
         )
     return ""
 
