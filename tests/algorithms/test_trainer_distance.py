@@ -15,6 +15,7 @@ from adloco.algorithms import trainer_distance
 from adloco.algorithms.trainer_distance import BLOCK, BUCKETS, sketch
 from adloco.rules.agreement import mean_cosine, relative_distances
 from adloco.rules.merge_policies.smallest import MergeSmallest
+from tests.operations import Operations
 from tests.problems import make_run, params_of
 
 CPU = torch.device("cpu")
@@ -47,6 +48,14 @@ def test_no_elements_add_nothing() -> None:
     """A rank that is a further replica gives none, and of a small tensor a shard may have none."""
     assert not sketch([], CPU).any()
     assert not sketch([torch.ones(0)], CPU).any()
+
+
+def test_a_large_model_takes_few_operations() -> None:
+    """On a GPU each is a launch, for each trainer after each round; ten for each block once."""
+    model = [torch.ones(5 * BLOCK) for _ in range(10)]
+    with Operations() as operations:
+        sketch(model, CPU)
+    assert operations.count < 2 * 50
 
 
 def test_blocks_differ() -> None:

@@ -57,7 +57,7 @@ class Saving:
         self._keep = keep
         self._spared = spared
         self._before_run = before_run
-        self._copying = self._warned = False
+        self._making = self._warned = False
         self._began = 0.0
         self._newest_began = time.monotonic()
         self._name = ""
@@ -67,7 +67,7 @@ class Saving:
     @property
     def in_progress(self) -> bool:
         """True while this process makes or writes its parts of a checkpoint."""
-        return self._copying or not (self._written is None or self._written.done())
+        return self._making or not (self._written is None or self._written.done())
 
     def wait(self) -> None:
         """Wait until this process has written its parts, or has found no room for them."""
@@ -171,11 +171,11 @@ class Saving:
         return f"cannot be written in {self._folder} ({error.strerror or error})"
 
     def _parts(self, content: Content) -> dict[str, Any]:
-        self._copying, self._began = True, time.monotonic()
+        self._making, self._began = True, time.monotonic()
         try:
             return content()
         finally:
-            self._copying = False
+            self._making = False
 
     def _begin(self, name: str, parts: Mapping[str, Any]) -> None:
         self._name, self.missing = name, False

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adloco.distributed.comm import block_sums as compression
 from adloco.distributed.comm import buckets as sums
@@ -29,6 +28,7 @@ from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat
+from tests.operations import Operations
 from tests.problems import cases, outer_sync, replica, sync_all
 
 FORMATS: dict[str, tuple[WireFormat, Feedback]] = {
@@ -421,20 +421,6 @@ def test_counted_bytes_are_those_that_are_sent() -> None:
     for _, _, counted in found:
         assert counted == blocks * 260
     assert sum(sent) / 3 == pytest.approx(4 / 3 * blocks * 260)
-
-
-class Operations(TorchDispatchMode):
-    """Counts what a GPU would compute: views and questions of types take no kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.count += not operation.is_view and "promote" not in str(operation)
-        return operation(*args, **(kwargs or {}))
 
 
 def test_many_small_tensors_take_as_many_operations_as_a_few() -> None:

@@ -121,9 +121,11 @@ def test_a_rewind_drops_what_was_measured_after_it(run: Path, tmp_path: Path) ->
     for checkpoint in ("0", "2", "4"):
         words = ["gradients", str(copied), "--samples", "16", "--checkpoint", checkpoint]
         assert main(words) == 0
+    mine = copied / "gradients" / "round-000004 (copy)-trainer-0.json"
+    shutil.copy(copied / "gradients" / "round-000004-trainer-0.json", mine)
     assert main(["rewind", str(copied), "2"]) == 0
     left = sorted(path.name for path in (copied / "gradients").iterdir())
-    assert left == ["round-000000-trainer-0.json", "round-000002-trainer-0.json"]
+    assert left == ["round-000000-trainer-0.json", "round-000002-trainer-0.json", mine.name]
 
 
 def test_all_samples(run: Path) -> None:
