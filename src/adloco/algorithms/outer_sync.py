@@ -129,17 +129,22 @@ class OuterSync:
         if self._in_flight is None:
             return None
         (fragment, work), self._in_flight = self._in_flight, None
-        for parameter, pseudo_gradient in zip(
-            self._pick(fragment, self.global_params), work.wait(), strict=True
-        ):
-            parameter.grad = in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
-            if self.optimizer is None:  # global - mean(global - worker) is the workers' mean.
-                parameter.sub_(parameter.grad)
-        if self.optimizer is not None:
+        params = self._pick(fragment, self.global_params)
+        pseudo_gradients = [
+            in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
+            for parameter, pseudo_gradient in zip(params, work.wait(), strict=True)
+        ]
+        if self.optimizer is None:  # global - mean(global - worker) is the workers' mean.
+            here, differences = [*map(local, params)], [*map(local, pseudo_gradients)]
+            for part in together(here):
+                torch._foreach_sub_(here[part], differences[part])
+        else:
             # Parameters of other fragments have no grad, and torch's optimizers leave those alone.
+            for parameter, pseudo_gradient in zip(params, pseudo_gradients, strict=True):
+                parameter.grad = pseudo_gradient
             self.optimizer.step()
-        for parameter in self.global_params:
-            parameter.grad = None
+            for parameter in params:
+                parameter.grad = None
         return work.stats
 
     @torch.no_grad()

@@ -9,7 +9,6 @@ import torch
 from adloco.distributed.comm import buckets as sums
 from adloco.distributed.comm.buckets import (
     Contributions,
-    bucket_views,
     fill_weighted,
     filled_pieces,
 )
@@ -66,14 +65,14 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
     """This holds for any sizes, empty tensors included; pieces are full before they are sent."""
     rng = random.Random(seed)
     monkeypatch.setattr(sums, "PIECE", rng.choice([1, 7, 100, 10_000]))
-    tensors = [torch.empty(rng.choice([0, 1, 5, 64, 300])) for _ in range(rng.randint(1, 12))]
+    tensors = [
+        torch.full([rng.choice([0, 1, 5, 64, 300])], index + 1.0)
+        for index in range(rng.randint(1, 12))
+    ]
     buckets = torch.zeros(2, sum(tensor.numel() for tensor in tensors))
+    given = Contributions(per_worker=[tensors, tensors], weights=[1, 1], origin=())
     sent = []
-    for piece in filled_pieces(
-        buckets,
-        bucket_views(buckets, tensors, range(len(tensors))),
-        lambda index, views: views.fill_(index + 1),
-    ):
+    for piece in filled_pieces(given, range(len(tensors)), buckets):
         assert piece.numel() > 0
         assert bool((piece > 0).all())
         sent.append(piece.clone())
@@ -83,28 +82,48 @@ def test_pieces_cover_every_element_once(seed: int, monkeypatch: pytest.MonkeyPa
         ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(10))
-def test_weighted_sums_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums computed block by block, with and without an origin, equal the plain formula."""
+def test_weighted_sums_of_any_sizes(
+    seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large tensors are handled block by block and small ones together: the result is the plain
+    formula's, with and without an origin, as a sum and as the workers' terms.
+    """
     monkeypatch.setattr(sums, "BLOCK", 16)
-    generator = torch.Generator().manual_seed(seed)
-    shape = [(), (0,), (1,), (16,), (17,), (3, 11)][seed % 6]
-    entries = [
-        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(1 + seed % 3)
-    ]
-    weights = [0.5, 0.3, 0.2][: len(entries)]
-    for origin in (None, torch.randn(shape, generator=generator, dtype=torch.float64)):
-        result = torch.full(shape, torch.nan, dtype=torch.float64)
-        given = Contributions(
-            per_worker=[[entry] for entry in entries],
-            weights=weights,
-            origin=() if origin is None else [origin],
-        )
-        fill_weighted(given, 0, result[None])
-        expected = sum(
-            w * (e if origin is None else origin - e) for e, w in zip(entries, weights, strict=True)
-        )
-        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    shapes = rng.choices([(), (0,), (1,), (3,), (2, 4), (16,), (17,), (3, 11)], k=7)
+    exact, workers = sums.sum_dtype(dtype), 1 + seed % 3
+    entries, (origin,) = (
+        [[torch.randn(shape, generator=generator).to(own) for shape in shapes] for _ in range(many)]
+        for many, own in ((workers, dtype), (1, exact))
+    )
+    weights = [0.5, 0.0, 0.2][:workers]
+    for left_out in entries[1:2]:
+        left_out[0].fill_(torch.nan)
+    chosen = [0, 1, 3, 4, 5, 6]
+    for start in ((), origin):
+        given = Contributions(per_worker=entries, weights=weights, origin=start)
+        expected = [
+            torch.cat(
+                [
+                    (
+                        (start[index].to(dtype).to(exact) if start else 0) - own[index].to(exact)
+                    ).flatten()
+                    * (weight if start else -weight)
+                    for index in chosen
+                ]
+            ).nan_to_num()
+            for own, weight in zip(entries, weights, strict=True)
+        ]
+        for rows in (1, workers):
+            results = torch.full([rows, len(expected[0])], torch.nan, dtype=exact)
+            norms_sq = torch.zeros(workers, dtype=torch.float64)
+            fill_weighted(given, chosen, results, norms_sq)
+            assert results.equal(sum(expected)[None] if rows == 1 else torch.stack(expected))
+            torch.testing.assert_close(
+                norms_sq, torch.stack(expected).double().square().sum(1), rtol=1e-6, atol=0
+            )
 
 
 def test_a_worker_alone_sends_nothing() -> None:

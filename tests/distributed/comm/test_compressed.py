@@ -423,30 +423,24 @@ def test_counted_bytes_are_those_that_are_sent() -> None:
     assert sum(sent) / 3 == pytest.approx(4 / 3 * blocks * 260)
 
 
-def test_many_small_tensors_take_as_many_operations_as_a_few() -> None:
+@pytest.mark.parametrize("wire", [None, Int1()])
+def test_many_small_tensors_take_as_many_operations_as_a_few(wire: WireFormat | None) -> None:
     counts = []
     for tensors in (3, 3, 60):  # What is cached is made the first time.
         origin = [torch.zeros(256) for _ in range(tensors)]
-        workers = [[torch.ones(256) for _ in range(tensors)] for _ in range(3)]
-        residuals = [[torch.zeros(256) for _ in range(tensors)] for _ in range(3)]
-        outer = outer_sync(origin, None, wire=Int1())
-        given = Contributions(
-            per_worker=workers,
-            weights=[1 / 3] * 3,
-            origin=origin,
-            wire=Int1(),
-            residuals=residuals,
-        )
+        workers = [
+            replace(
+                replica([torch.ones(256) for _ in range(tensors)]),
+                residuals=[torch.zeros(256) for _ in range(tensors)] if wire else [],
+            )
+            for _ in range(3)
+        ]
+        outer = outer_sync(origin, None, wire=wire)
         comm = Comm(Islands(workers=[3], traffic=Traffic()))
         with Operations() as operations:
-            comm.start_mean(given).wait()
-            outer.copy_to_workers(
-                0,
-                [
-                    replace(replica(params), residuals=own)
-                    for params, own in zip(workers, residuals, strict=True)
-                ],
-            )
+            outer.start(0, workers, [1 / 3] * 3, comm)
+            outer.step()
+            outer.copy_to_workers(0, workers)
         counts.append(operations.count)
     assert counts[1] == counts[2]
 

@@ -4,7 +4,7 @@ Half-precision tensors are added up in float32, because a mean of small differen
 rounding in bf16.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -149,27 +149,29 @@ def bucket_views(
 
 
 def filled_pieces(
-    buckets: Tensor, views: Sequence[tuple[int, Tensor]], fill: Callable[[int, Tensor], object]
+    given: Contributions, indices: Sequence[int], buckets: Tensor, norms_sq: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Fill the views of buckets one after another, and yield each piece as soon as it is full.
+    """Fill the buckets of these tensors, see `fill_weighted`, and yield each piece as soon as it is
+    full.
 
-    Pieces are consecutive parts of all buckets, of shape (count, elements). They have at least
+    Pieces are consecutive tensors of all buckets, of shape (count, elements). They have at least
     PIECE elements of each, except the last.
     """
-    begin = end = 0
-    for index, view in views:
-        fill(index, view)
-        end += view[0].numel()
+    first = begin = end = 0
+    for following, index in enumerate(indices, 1):
+        end += local(given.per_worker[0][index]).numel()
         if end - begin >= PIECE or begin < end == buckets.shape[1]:
-            yield buckets[:, begin:end]
-            begin = end
+            piece = buckets[:, begin:end]
+            fill_weighted(given, indices[first:following], piece, norms_sq)
+            yield piece
+            first, begin = following, end
 
 
 @torch.no_grad()
 def fill_weighted(
-    given: Contributions, index: int, results: Tensor, norms_sq: Tensor | None = None
+    given: Contributions, indices: Sequence[int], results: Tensor, norms_sq: Tensor | None = None
 ) -> None:
-    """Set results to the workers' terms of one tensor, or a single result to their sum.
+    """Set results to the workers' terms of some tensors, or a single result to their sum.
 
     A term is a worker's entry, or origin - entry, times its weight. It is rounded before it is
     added to others, so a sum has the same bits wherever the terms are added. Differences are taken
@@ -179,32 +181,42 @@ def fill_weighted(
 
     Args:
         given: What the local workers contribute.
-        index: Which of their tensors.
-        results: Where to write, of shape (workers, *shape of a tensor), or (1, *shape) for the sum
-            in the order of the workers; its type is at least as precise as the entries'.
+        indices: Which of their tensors.
+        results: Where to write these tensors one after another, of shape (workers, elements), or
+            (1, elements) for the sum in the order of the workers; its type is at least as precise
+            as the entries'.
         norms_sq: float64 of shape (workers,). The squared norm of each worker's term is added.
     """
-    entries = [local(entry[index]) for entry in given.per_worker]
-    origin = [local(given.origin[index]).to(results.device)] if given.origin else []
-    rows, ends = len(results), len(results) + len(entries)
-    # Only terms without a result of their own, which are added to the first one, need memory.
-    elements = min(_block_length(results), results[0].numel()) if len(entries) > rows else 0
-    scratch = results.new_empty(elements)
-    for parts in blocks([*results, *entries, *origin]):
-        for worker, (entry, weight) in enumerate(zip(parts[rows:ends], given.weights, strict=True)):
-            added = worker >= rows
-            term = scratch[: len(entry)] if added else parts[worker]
+    tensors = [[local(entry[index]) for index in indices] for entry in given.per_worker]
+    origin = [[local(given.origin[index]) for index in indices]] if given.origin else []
+    begin = 0
+    for entries in _flat_parts([*tensors, *origin]):
+        filled = results[:, begin : begin + len(entries[0])]
+        begin += len(entries[0])
+        for worker, weight in enumerate(given.weights):
+            added = worker >= len(results)  # There is no row for it: it is added to the first one.
+            term = torch.empty_like(filled[0]) if added else filled[worker]
+            entry = entries[worker].to(term.dtype)
             if not weight:  # It may hold what is not finite: a mask, or a worker that is left out.
                 term.zero_()
             elif origin:
-                start = parts[ends].to(entry.dtype).to(term.dtype)
-                torch.sub(start, entry.to(term.dtype), out=term).mul_(weight)
+                start = entries[-1].to(term.device, entries[worker].dtype).to(term.dtype)
+                torch.sub(start, entry, out=term).mul_(weight)
             else:
-                torch.mul(entry.to(term.dtype), weight, out=term)
+                torch.mul(entry, weight, out=term)
             if norms_sq is not None:
                 norms_sq[worker] += block_squares(term)
             if added:
-                parts[0].add_(term)
+                filled[0].add_(term)
+
+
+def _flat_parts(sources: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, ...]]:
+    """The same part of each source's tensors, flat: a block of a large tensor, or small ones one
+    after another.
+    """
+    for part in together(sources[0]):
+        flat = [[tensor.reshape(-1) for tensor in source[part]] for source in sources]
+        yield from blocks([torch.cat(own) if len(own) > 1 else own[0] for own in flat])
 
 
 def together(tensors: Sequence[Tensor]) -> Iterator[slice]:

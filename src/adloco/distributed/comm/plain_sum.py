@@ -6,7 +6,6 @@ process, which an all-reduce does not promise. With one worker on each island th
 a ring.
 """
 
-import collections
 import functools
 from collections.abc import Callable, Iterable
 
@@ -59,13 +58,13 @@ class PlainSum:
             rows = 1 if islands.group is None else workers
             buckets = pool.buckets(like, indices, sum_dtype(like[indices[0]].dtype), rows)
             measured = norms_sq if given.origin and islands.counts(sharded) else None
-            fill = functools.partial(fill_weighted, given, norms_sq=measured)
-            pieces = filled_pieces(buckets, bucket_views(buckets, like, indices), fill)
             mine = buckets
             if islands.group is None or islands.same(sharded) is not None:
-                collections.deque(pieces, maxlen=0)  # A slice needs all pieces.
+                fill_weighted(given, indices, buckets, measured)
                 mine = islands.slices(buckets, sharded)
                 pieces = iter([mine])
+            else:
+                pieces = filled_pieces(given, indices, buckets, measured)
             if islands.group is not None:
                 self._start(pieces, sharded, pool, overlapped)
             if islands.num_workers > 1 and islands.owns(sharded):
