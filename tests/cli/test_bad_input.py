@@ -134,7 +134,10 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--batch-sise", "5"], "(did you mean --batch.initial?)"),
         (["--momentum", "0"], "(did you mean --inner.momentum or --outer.options?)"),
         (["--tokens", "5"], "(did you mean --run.tokens?); see adloco train --help"),
-        (["--ranks", "two"], "argument --ranks: invalid int value: 'two'; see adloco train --help"),
+        (
+            ["--ranks", "two"],
+            "argument --ranks: must be a whole number, got 'two'; see adloco train --help",
+        ),
     ],
 )
 def test_train(

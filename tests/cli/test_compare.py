@@ -253,7 +253,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         (["diloco", arm, "--link", "100"], "--link must be a bandwidth"),
         (
             ["diloco", arm, "--targets", "low"],
-            "--targets: must be numbers between commas, got 'low'",
+            "--targets: must be a number, got 'low'",
         ),
         (["diloco", arm, "--targets", "2,inf"], "--targets must be finite and > 0, got 2,inf"),
         (["diloco", arm, "--seeds", "0"], "--seeds must be >= 1, got 0"),

@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> Path:
 
 def plan(cluster: Path, *words: str) -> int:
     to = str(cluster.parent / "plan")
-    return main(["plan", "--cluster", str(cluster), "--parameters", "1e7", "--to", to, *words])
+    return main(["plan", "--cluster", str(cluster), "--parameters", "10M", "--to", to, *words])
 
 
 def test_whose_speed_the_file_has_is_always_among_the_assumptions(

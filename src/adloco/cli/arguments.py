@@ -32,7 +32,7 @@ settings:
   line; adloco train --help lists those of the recipe adloco, those used often
   first, and adloco config --search TEXT finds any.
 """
-WORDS = {str: "words", int: "whole numbers", float: "numbers"}
+NUMBERS = {int: "a whole number", float: "a number"}
 ARGUMENT = "argument"
 """Key in a field's metadata under which argparse's options stand."""
 
@@ -239,9 +239,9 @@ def _add_argument(parser: Parser, known: Field[Any], meaning: str) -> None:
     elif get_origin(hint) is list:
         several = options.keys() & {"nargs", "action"}
         kind = get_args(hint)[0]
-        options["type"] = kind if several else partial(_between_commas, kind)
+        options["type"] = partial(_value if several else _between_commas, kind)
     else:
-        options["type"] = hint
+        options["type"] = partial(_value, hint)
     if place:
         parser.add_argument(known.name, **options)
     else:
@@ -250,11 +250,20 @@ def _add_argument(parser: Parser, known: Field[Any], meaning: str) -> None:
 
 
 def _between_commas(kind: type, text: str) -> list[Any]:
+    return [_value(kind, word.strip()) for word in text.split(",") if word.strip()]
+
+
+def _value(kind: type, text: str) -> Any:
+    """The value of an argument, with the numbers of settings: 1k, 305M."""
+    if kind not in NUMBERS:
+        return kind(text)
+    from adloco.config.values import read_number
+
+    number = read_number(text)
     try:
-        return [kind(word.strip()) for word in text.split(",") if word.strip()]
+        return kind(text if number is None else str(number))
     except ValueError as error:
-        what = f"must be {WORDS[kind]} between commas, got {text!r}"
-        raise argparse.ArgumentTypeError(what) from error
+        raise argparse.ArgumentTypeError(f"must be {NUMBERS[kind]}, got {text!r}") from error
 
 
 def take_settings(
