@@ -1,5 +1,6 @@
 """Pictures of a sweep: the final loss over each axis, with a line for each point of the others."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def draw_sweep(
         folder: Where to write.
     """
     means = {arm: comparison.spread(comparison.finals[0], arm).mean for arm in comparison.arms}
-    losses = [(dict(points[arm]), mean) for arm, mean in means.items() if mean is not None]
+    # A value whose runs failed is a gap in its line.
+    losses = [(dict(points[arm]), math.nan if m is None else m) for arm, m in means.items()]
     paths = []
     for axis, choices in axes.items():
         lines: dict[str, list[tuple[int, float]]] = {}
