@@ -58,6 +58,15 @@ class SlowedSGD(torch.optim.Optimizer):
             parameter.sub_(gradient, alpha=group["lr"] / group["seen"])
 
 
+class CountingSGD(SlowedSGD):
+    """It counts the steps of each parameter too, in whole numbers."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("steps", torch.tensor(0)).add_(1)
+
+
 SETTINGS: dict[str, Any] = {
     "build_model": lambda: linear().double(),
     "num_trainers": 3,
@@ -255,9 +264,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "fates: survivor": lambda: merging("survivor"),
     "fates: reset": lambda: merging("reset"),
     "workers that move to a third trainer": moving,
-    "workers that move to an outer optimizer with a number of its own": lambda: moving(
-        outer=SlowedSGD
-    ),
+    "workers that move to an outer optimizer with numbers": lambda: moving(outer=CountingSGD),
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4, final_samples=11),
     "streaming": lambda: result(streaming(), 4),

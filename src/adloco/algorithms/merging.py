@@ -211,10 +211,11 @@ def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> 
     A trainer without workers here has never stepped here, so its optimizer has no state. It gets a
     copy of the state of a trainer that has, which the caller overwrites.
     """
-    here = next((member for member in members if placement.local(member.worker_ids)), None)
+    local = {member.id for member in members if placement.local(member.worker_ids)}
+    here = next((member.outer.optimizer for member in members if member.id in local), None)
     for member in members:
-        if here and not (placement.local(member.worker_ids) or member.outer.momentum()):
-            member.outer.copy_optimizer_state(here.outer)
+        if here and member.id not in local and not member.outer.momentum():
+            member.outer.copy_optimizer_state(here.state_dict())
 
 
 def _share_numbers(trainer: Trainer, source: int, placement: Placement) -> None:
@@ -227,7 +228,7 @@ def _share_numbers(trainer: Trainer, source: int, placement: Placement) -> None:
     own, tensors = split_state(optimizer.state_dict())
     numbers = broadcast_state(own, placement.owner(source) * placement.ranks_per_worker)
     if numbers != own and placement.local(trainer.worker_ids):
-        optimizer.load_state_dict(join_state(numbers, tensors))
+        trainer.outer.copy_optimizer_state(join_state(numbers, tensors))
 
 
 def _balance_streams(
