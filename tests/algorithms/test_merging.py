@@ -9,7 +9,7 @@ import torch
 
 from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
 from adloco.algorithms.merging import apply_merge
-from adloco.algorithms.model_state import optimizer_tensors
+from adloco.algorithms.model_state import copy_all, optimizer_tensors
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.feedback import Feedback
@@ -18,6 +18,7 @@ from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.merge import Merge
+from tests.distributed.scenarios import SlowedSGD
 from tests.problems import Recording, adamw, make_run, outer_sgd, params_of, regression
 
 WEIGHTS = {0: 0.25, 1: 0.75}
@@ -125,6 +126,22 @@ def test_outer_momentum(fate: Any, weights: tuple[float, float] | None) -> None:
         torch.testing.assert_close(
             momentum(run, 1), weights[0] * before[0] + weights[1] * before[1], rtol=1e-6, atol=1e-7
         )
+
+
+def test_the_survivor_keeps_what_its_outer_optimizer_has_besides_tensors() -> None:
+    run = two_trainers(outer=SlowedSGD)
+    first, second = (run.trainers[each].outer.optimizer for each in (0, 1))
+    assert first and second
+    seen = second.param_groups[0]["seen"]
+    assert seen != first.param_groups[0]["seen"]
+    merge(run, MergeFates())
+    assert second.param_groups[0]["seen"] == seen
+
+
+def test_a_mean_of_counts_is_rounded() -> None:
+    count = torch.tensor(0)
+    copy_all([torch.tensor(2.9999998)], [count])
+    assert count == 3
 
 
 @pytest.mark.parametrize("fate", ["keep", "mean", "reset"])

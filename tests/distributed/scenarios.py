@@ -3,12 +3,13 @@ first process.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adloco import (
     AdLoCo,
@@ -40,6 +41,31 @@ from tests.problems import (
     regression,
     tokens,
 )
+
+
+class SlowedSGD(torch.optim.Optimizer):
+    """SGD whose rate falls as gradients add up. It has no state but a number in its group."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.7, "seen": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        gradients = [each.grad for each in group["params"]]
+        group["seen"] += sum(float(gradient.norm()) for gradient in gradients)
+        for parameter, gradient in zip(group["params"], gradients, strict=True):
+            parameter.sub_(gradient, alpha=group["lr"] / group["seen"])
+
+
+class CountingSGD(SlowedSGD):
+    """It counts the steps of each parameter too, in whole numbers."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("steps", torch.tensor(0)).add_(1)
+
 
 SETTINGS: dict[str, Any] = {
     "build_model": lambda: linear().double(),
@@ -238,6 +264,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "fates: survivor": lambda: merging("survivor"),
     "fates: reset": lambda: merging("reset"),
     "workers that move to a third trainer": moving,
+    "workers that move to an outer optimizer with numbers": lambda: moving(outer=CountingSGD),
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4, final_samples=11),
     "streaming": lambda: result(streaming(), 4),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from adloco import (
     AdLoCo,
     BatchGuards,
+    DiLoCo,
     MergeFates,
     MergeSmallest,
     NormTest,
@@ -401,19 +402,26 @@ def refused(shards: int, replicas: int) -> list[str]:
             said.append("")
         except ValueError as error:
             said.append(str(error))
+    model, placement = BlockLM(), place(1, "cpu", 1, shards, replicas)
+    placement.engine(model)
+    try:
+        DiLoCo(model, outer=Own, sync_every=1, placement=placement)
+        said.append("")
+    except ValueError as error:
+        said.append(str(error))
     return said
 
 
 def test_what_needs_more_than_a_shard_is_refused() -> None:
     """Shards refuse these settings, and replicas run them."""
     for said in run_on_ranks(refused, 2, 2, 1):
-        muon, own = said
+        muon, own, outer = said
         assert (
             "Muon is not known to work element by element, so 2 shards might not train as one "
             "does; use placement.shard_size 1"
         ) in muon
-        assert "Own is not known" in own
-    assert run_on_ranks(refused, 2, 1, 2) == [["", ""]] * 2
+        assert "Own is not known" in own and "Own is not known" in outer
+    assert run_on_ranks(refused, 2, 1, 2) == [["", "", ""]] * 2
 
 
 @pytest.mark.parametrize(

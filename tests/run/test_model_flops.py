@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -50,6 +52,19 @@ def test_a_model_of_which_a_token_takes_a_part_is_unknown() -> None:
         num_key_value_heads=2,
     )
     assert flops_per_token(MixtralForCausalLM(config), 64) is None
+
+
+def test_a_model_whose_layers_share_weights_is_unknown() -> None:
+    """A token goes through the one layer three times."""
+    config = AlbertConfig(
+        vocab_size=100,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=80,
+    )
+    assert flops_per_token(AlbertForSequenceClassification(config), 64) is None
 
 
 def test_a_model_without_a_configuration_is_unknown() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
-from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer
+from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_tensors
@@ -101,6 +101,8 @@ class DiLoCo:
             copy_all(start, own)
         self._replicas = [Replica.of(model, self._syncing.residuals_in) for model in self.models]
         self._outer = OuterSync(self._replicas[0], self._syncing, fragments)
+        if self._outer.optimizer:
+            check_shards([self._outer.optimizer], self.placement.shards)
         self._samples = [[0.0] * len(self.models) for _ in [*fragments, "round"]]
         """Samples of each model: a list for each fragment since it was sent last, and one list
         since the round began."""

@@ -16,7 +16,9 @@ from torch import Tensor
 from adloco.algorithms.model_state import complete_state, copy_all, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
+from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.placement import Placement
+from adloco.distributed.plain_state import join_state, split_state
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.rules.merge import Merge, MergeFates, assign_workers
 
@@ -167,6 +169,8 @@ class _AppliedFates:
             trainer.worker_ids = sorted([*trainer.worker_ids, *newcomers])
             comm = placement.comm(trainer.worker_ids)
             copy_all(comm.broadcast(tensors, source, newcomers), tensors)
+            if newcomers:
+                _share_numbers(trainer, source, placement)
             here = placement.local(trainer.worker_ids)
             trainer.outer.copy_all_to_workers([self._workers[worker].replica for worker in here])
 
@@ -204,13 +208,27 @@ class _AppliedFates:
 def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> None:
     """Make sure that every trainer has outer optimizer state in this process.
 
-    A trainer without workers here has never stepped here, so its optimizer has no state tensors. It
-    gets a copy of the state of a trainer that has, which the caller overwrites.
+    A trainer without workers here has never stepped here, so its optimizer has no state. It gets a
+    copy of the state of a trainer that has, which the caller overwrites.
     """
-    here = next((member for member in members if placement.local(member.worker_ids)), None)
+    local = {member.id for member in members if placement.local(member.worker_ids)}
+    here = next((member.outer.optimizer for member in members if member.id in local), None)
     for member in members:
-        if here is not None and not member.outer.momentum():
-            member.outer.copy_optimizer_state(here.outer)
+        if here and member.id not in local and not member.outer.momentum():
+            member.outer.copy_optimizer_state(here.state_dict())
+
+
+def _share_numbers(trainer: Trainer, source: int, placement: Placement) -> None:
+    """Set what the outer optimizer has besides tensors, such as a rate that it adapts, to what it
+    has where worker `source` lives. Called on all ranks.
+    """
+    optimizer = trainer.outer.optimizer
+    if optimizer is None or placement.num_ranks == 1:
+        return
+    own, tensors = split_state(optimizer.state_dict())
+    numbers = broadcast_state(own, placement.owner(source) * placement.ranks_per_worker)
+    if numbers != own and placement.local(trainer.worker_ids):
+        trainer.outer.copy_optimizer_state(join_state(numbers, tensors))
 
 
 def _balance_streams(

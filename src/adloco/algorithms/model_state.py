@@ -212,6 +212,8 @@ def copy_all(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
     Values are converted to the target's data type. A whole source is sharded like its target.
     """
     for source, target in zip(sources, targets, strict=True):
+        if source.is_floating_point() and not target.is_floating_point():
+            source = source.round()  # A mean of counts may be a rounding below their number.
         target.copy_(in_memory_of(scattered(source, target), target))
 
 

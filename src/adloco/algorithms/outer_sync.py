@@ -239,10 +239,18 @@ class OuterSync:
         """The outer optimizer's state tensors, in the order of the parameters; maybe none."""
         return optimizer_tensors(self.optimizer) if self.optimizer else []
 
-    def copy_optimizer_state(self, other: "OuterSync") -> None:
-        """Set the outer optimizer's state to a copy of another trainer's."""
-        if self.optimizer and other.optimizer:
-            self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+    def copy_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        """Set the outer optimizer's state and the values of its groups to a copy of `state`, in
+        the types that it has (torch's load_state_dict would make counts of steps float32).
+        """
+        assert self.optimizer is not None
+        saved = copy.deepcopy(dict(state))
+        groups = self.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        for index, entry in saved["state"].items():
+            self.optimizer.state[parameters[index]] = entry
+        for group, values in zip(groups, saved["param_groups"], strict=True):
+            group.update({**values, "params": group["params"]})
 
     def state_dict(self) -> dict[str, Any]:
         """The state by name, with live tensors. Complete only if no mean is in flight."""

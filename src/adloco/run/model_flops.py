@@ -35,8 +35,9 @@ vendor's data sheets.
 
 
 def flops_per_token(model: nn.Module, context: int) -> float | None:
-    """FLOPs of training on one token; None if the model's configuration does not say, or if it has
-    more than matrices: convolutions, or experts of which each token takes some.
+    """FLOPs of training on one token; None if the model's configuration does not say, if it has
+    more than matrices (convolutions, or experts of which each token takes some), or if layers share
+    their weights.
 
     Args:
         model: With the `config` of a transformers model.
@@ -46,7 +47,8 @@ def flops_per_token(model: nn.Module, context: int) -> float | None:
     layers = getattr(config, "num_hidden_layers", None)
     heads = getattr(config, "num_attention_heads", None)
     stacked = any(each.dim() > 2 for each in model.parameters())
-    if not layers or not heads or stacked:
+    shared = getattr(config, "num_hidden_groups", layers) != layers  # ALBERT's.
+    if not layers or not heads or stacked or shared:
         return None
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     multiplying = (each for each in model.modules() if not isinstance(each, nn.Embedding))
