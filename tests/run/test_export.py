@@ -277,3 +277,24 @@ def test_a_classifier_reads_off_where_its_padding_begins(
         together = model(**tokenizer(texts[:10], padding=True, return_tensors="pt")).logits
         alone = [model(**tokenizer(text, return_tensors="pt")).logits for text in texts[:10]]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_a_text_begins_with_the_end_of_the_one_before(small: list[str], tmp_path: Path) -> None:
+    """The tokenizer's own token for a beginning was never trained."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    words = ["<begin>", "<end>", *"abcdefgh"]
+    bare = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "a"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bare, bos_token="<begin>", eos_token="<end>", unk_token="a"
+    )
+    fast.save_pretrained(tmp_path / "tokenizer")
+    own = ["--data.tokenizer", str(tmp_path / "tokenizer"), "--data.path", str(tmp_path / "text")]
+    (tmp_path / "text").write_text("a b c d e f g h " * 500)
+    assert main(["train", "single", *small, "--run.tokens", "1000", *own]) == 0
+    export(load_trained(tmp_path / "run"), tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.bos_token == tokenizer.eos_token == "<end>"
+    assert tokenizer("a b")["input_ids"] == [2, 3]

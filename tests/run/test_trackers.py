@@ -3,6 +3,7 @@ point stops nothing.
 """
 
 import importlib.util
+import io
 import json
 import math
 import os
@@ -161,6 +162,29 @@ def test_the_library_warns_too(
     )
     with pytest.warns(RunWarning, match="tracker tensorboard failed"), following:
         pass
+
+
+def test_no_tracker_can_ask_at_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B asks for a key there, behind the live view, and would wait for it."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    class Asks(Fails):
+        at = "no call"
+
+        def start(self) -> None:
+            assert not sys.stdin.isatty()
+            assert sys.stdin.read() == ""
+
+    terminal = Terminal("a key")
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Asks)
+    with trackers.Trackers(["tensorboard"], tmp_path).following({"method.sync_every": 4}, 0):
+        assert sys.stdin is terminal
 
 
 def test_one_that_is_not_installed_or_not_known_is_named(

@@ -5,6 +5,8 @@ the number of tokens, because steps change meaning when batches grow.
 """
 
 import math
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -60,7 +62,7 @@ class Trackers:
         }
         with state_kept() if self._names and find_spec("accelerate") else nullcontext():
             for name in self._names:
-                with self._left_out_on_error(name):
+                with self._left_out_on_error(name), _no_questions():
                     chosen: TrackerSettings = TRACKERS.find(name)()
                     self._following[name] = chosen.open(self._folder, plain, tokens)
             try:
@@ -90,6 +92,19 @@ class Trackers:
                 RunWarning,
                 stacklevel=2,
             )
+
+
+@contextmanager
+def _no_questions() -> Iterator[None]:
+    """Let the process have no terminal to ask at: the live view would cover the question, as W&B's
+    for a key, and training would wait for the answer.
+    """
+    terminal = sys.stdin
+    with Path(os.devnull).open() as sys.stdin:
+        try:
+            yield
+        finally:
+            sys.stdin = terminal
 
 
 def scalars(record: Record) -> dict[str, float]:

@@ -91,6 +91,8 @@ def export(
             generation.pad_token_id = end
         model.save_pretrained(temporary)
         longest = longest_context(model.config)
+        if packed and not source.weights:  # lm-eval-harness begins a text with it.
+            tokenizer.bos_token = tokenizer.convert_ids_to_tokens(end)
         if not source.weights:  # It has never seen a later position.
             longest = min(longest, trained.stored.recipe.data.context_tokens)
         tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
