@@ -105,6 +105,12 @@ def test_drawn_weights_have_the_moments_of_the_library_s(name: str, head: Any) -
         assert tensor.equal(mine), key
 
 
+def test_a_sliding_window_of_zero_is_none() -> None:
+    """transformers would hide all tokens; TOML has no null with which to switch a window off."""
+    config = NamedModel(name="mistral", pretrained=False, overrides={"sliding_window": 0})
+    assert config.config(300).sliding_window is None
+
+
 def test_no_token_of_another_tokenizer_is_padding_from_scratch(tmp_path: Path) -> None:
     """A language model has no padding, and the row of a padding token would stay zero."""
     assert NamedModel(name="olmo", pretrained=False).config(300).pad_token_id is None

@@ -37,6 +37,7 @@ from adloco.tasks.language_model import (
     open_language_model,
 )
 from adloco.tasks.task import EvaluationSettings, TaskData
+from tests.operations import Operations
 from tests.problems import build_llama, make_run
 
 TINY = LlamaShape(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64)
@@ -100,6 +101,9 @@ def test_evaluation_sums_over_tokens_however_it_is_shared() -> None:
             / 41
         )
     assert total / count == pytest.approx(expected, rel=1e-5)
+    with Operations() as operations:
+        task.measure(model, torch.device("cpu"), 8)
+    assert operations.reads == 1  # Not one for each of six calls of the model.
 
 
 @pytest.mark.parametrize(

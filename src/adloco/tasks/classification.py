@@ -157,17 +157,19 @@ class Classification:
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
     ) -> list[float]:
         model.eval()
-        loss, correct, count = 0.0, 0.0, 0
+        # Read at the end alone, so that the host need not wait for the device in between.
+        sums, count = torch.zeros(2, dtype=torch.float64, device=device), 0
         calls = math.ceil(math.ceil(len(self._evaluated) / parts) / min(at_once, TEXTS_AT_ONCE))
         for chunk in np.array_split(self._evaluated[part::parts], calls):
             texts = chunk if len(chunk) else self._evaluated[:1]
             batch = to_device(self._validation.batch(texts, self._pad), device)
             logits = _logits(model, batch)
             if len(chunk):
-                loss += float(nn.functional.cross_entropy(logits, batch["labels"], reduction="sum"))
-                correct += float((logits.argmax(-1) == batch["labels"]).sum())
+                loss = nn.functional.cross_entropy(logits, batch["labels"], reduction="sum")
+                correct = (logits.argmax(-1) == batch["labels"]).sum()
+                sums += torch.stack([loss.double(), correct.double()])
                 count += len(chunk)
-        return [loss, correct, count]
+        return [*sums.tolist(), count]
 
 
 def _logits(model: Any, batch: Mapping[str, Tensor]) -> Tensor:

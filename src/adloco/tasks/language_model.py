@@ -17,6 +17,7 @@ from adloco.algorithms.method import Source
 from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
+from adloco.distributed.device import to_device
 from adloco.errors import require
 from adloco.models.attention import (
     POSITIONS_AFTER_PADDING,
@@ -130,15 +131,17 @@ class LanguageModel:
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
     ) -> list[float]:
         model.eval()
-        nats, count, windows = 0.0, 0, self._windows
+        # Read at the end alone, so that the host need not wait for the device in between.
+        nats = torch.zeros((), dtype=torch.float64, device=device)
+        count, windows = 0, self._windows
         most = min(at_once, EVALUATION_WINDOWS_AT_ONCE)
         calls = math.ceil(math.ceil(len(windows) / parts) / most)
         for chunk in np.array_split(windows[part::parts], calls):
-            ids = self._validation.windows(chunk if len(chunk) else windows[:1]).to(device)
+            ids = to_device(self._validation.windows(chunk if len(chunk) else windows[:1]), device)
             tokens = ids[:, 1:].numel() if len(chunk) else 0
-            nats += float(next_token_loss(model, ids)) * tokens
+            nats += next_token_loss(model, ids).double() * tokens
             count += tokens
-        return [nats, float(self._window_bytes[part::parts].sum()), count]
+        return [float(nats), float(self._window_bytes[part::parts].sum()), count]
 
     @functools.cached_property
     def _window_bytes(self) -> NDArray[np.float64]:

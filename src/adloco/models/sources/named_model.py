@@ -29,7 +29,9 @@ class NamedModel:
     from random weights.
     """
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Values to replace in the model's configuration, for instance { num_hidden_layers = 2 }."""
+    """Values to replace in the model's configuration, for instance { num_hidden_layers = 2 }; a
+    sliding_window of 0 is none.
+    """
 
     @property
     def builder(self) -> type[Builder]:
@@ -89,6 +91,8 @@ class NamedModel:
             # own where it pads.
             sizes["pad_token_id"] = None
         sizes |= self.overrides
+        if sizes.get("sliding_window") == 0:  # TOML has no null, and a window of 0 shows nothing.
+            sizes["sliding_window"] = None
         try:
             # Built again, not changed: some values are computed from others (a head's width, for
             # instance) and must be computed from the new ones.
