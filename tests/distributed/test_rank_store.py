@@ -81,6 +81,7 @@ def test_a_rank_whose_launcher_was_killed_before_they_met_ends_at_once(
 
 def joined_again(port: int) -> list[float]:
     rank = dist.get_rank()
+    dist.barrier()  # The other rank may still be connecting.
     dist.destroy_process_group()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"

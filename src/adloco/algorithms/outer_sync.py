@@ -156,15 +156,19 @@ class OuterSync:
         result is alpha x the worker's own parameters + (1 - alpha) x these values.
         """
         starts = [local(each) for each in self._pick(fragment, self.global_params)]
+        per_worker = [
+            [local(each) for each in self._pick(fragment, replica.params)] for replica in replicas
+        ]
+        residuals = [
+            [local(each) for each in replica.residuals and self._pick(fragment, replica.residuals)]
+            for replica in replicas
+        ]
         own_weight = self.syncing.streaming.own_weight
-        for replica in replicas:
-            params = [local(each) for each in self._pick(fragment, replica.params)]
-            residuals = [
-                local(each)
-                for each in replica.residuals and self._pick(fragment, replica.residuals)
-            ]
-            for part in together(params):
-                _start_from(starts[part], params[part], residuals[part], own_weight)
+        for part in together(per_worker[0]):
+            # Once for all workers: they may come from host memory.
+            here = [start.to(per_worker[0][part.start].device) for start in starts[part]]
+            for params, left in zip(per_worker, residuals, strict=True):
+                _start_from(here, params[part], left[part], own_weight)
 
     @torch.no_grad()
     def average_buffers(
@@ -284,14 +288,12 @@ def _start_from(
     """Set a worker's parameters, and its residuals if it keeps any, to start from the global ones;
     see `OuterSync.copy_to_workers`.
     """
-    exact, device = starts[0].dtype, params[0].device
+    exact = starts[0].dtype
     if residuals:
         # The next difference is taken from the origin as the worker's type has it, so the residual
         # must be, too: otherwise each sync would lose a rounding.
         rounded = converted(rounded_origin(starts, params), exact)
-        starts = [*torch._foreach_sub(rounded, converted(residuals, exact, device))]
-    else:
-        starts = converted(starts, exact, device)
+        starts = [*torch._foreach_sub(rounded, converted(residuals, exact, params[0].device))]
     if own_weight:
         starts = [*torch._foreach_lerp(converted(params, exact), starts, 1 - own_weight)]
     torch._foreach_copy_(params, starts)

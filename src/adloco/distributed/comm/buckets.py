@@ -193,19 +193,20 @@ def fill_weighted(
     for entries in _flat_parts([*tensors, *origin]):
         filled = results[:, begin : begin + len(entries[0])]
         begin += len(entries[0])
+        if origin:  # Once for all workers: it may come from host memory.
+            start = entries[-1].to(results.device, entries[0].dtype).to(results.dtype)
         for worker, weight in enumerate(given.weights):
             added = worker >= len(results)  # There is no row for it: it is added to the first one.
             term = torch.empty_like(filled[0]) if added else filled[worker]
-            entry = entries[worker].to(term.dtype)
+            entry = entries[worker].to(results.dtype)
             if not weight:  # It may hold what is not finite: a mask, or a worker that is left out.
                 term.zero_()
             elif origin:
-                start = entries[-1].to(term.device, entries[worker].dtype).to(term.dtype)
                 torch.sub(start, entry, out=term).mul_(weight)
             else:
                 torch.mul(entry, weight, out=term)
             if norms_sq is not None:
-                norms_sq[worker] += block_squares(term)
+                norms_sq[worker].add_(block_squares(term))
             if added:
                 filled[0].add_(term)
 
