@@ -431,8 +431,10 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
     parameter = nn.Parameter(torch.ones(2))
     before, now = (Own([parameter], lr=rate) for rate in (0.1, 0.2))
     before.state[parameter] = own
+    before.state["all"] = {"steps": 3}
     load_optimizer(now, before.state_dict())
     assert now.param_groups[0]["lr"] == 0.1
+    assert now.state["all"] == {"steps": 3}
     state = now.state[parameter]
     for name in ("exact", "count"):
         assert state[name].dtype == own[name].dtype
@@ -498,6 +500,10 @@ class Complex(nn.Module):
         (
             {"inner": lambda model: torch.optim.LBFGS(model.parameters())},
             "inner gives LBFGS, whose",
+        ),
+        (
+            {"inner": lambda model: torch.optim.Optimizer(model.parameters(), {})},
+            "inner gives Optimizer, whose groups have no learning rate lr",
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
         ({"loss_fn": lambda model, batch: model(batch[0])}, r"got a tensor of shape \[4, 1\]"),

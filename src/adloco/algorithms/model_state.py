@@ -253,17 +253,20 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         f"the inner or outer optimizer has groups of {own_sizes} parameters here and had {sizes} "
         "when the state was saved; resume it with the version of adloco that began it",
     )
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameters: dict[Any, Tensor] = dict(enumerate(every))
 
-    def placed(value: Any, parameter: Tensor) -> Any:
+    def placed(value: Any, parameter: Tensor | None) -> Any:
         return (
             scattered(value, parameter)
-            if isinstance(value, Tensor) and value.shape == parameter.shape
+            if parameter is not None
+            and isinstance(value, Tensor)
+            and value.shape == parameter.shape
             else value
         )
 
-    states = {
-        index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
+    states = {  # Some have an entry that belongs to no parameter.
+        index: {key: placed(value, parameters.get(index)) for key, value in entry.items()}
         for index, entry in saved["state"].items()
     }
     groups = [

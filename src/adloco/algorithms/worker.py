@@ -52,7 +52,7 @@ from adloco.distributed.device import (
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError
+from adloco.errors import NonFiniteLossError, require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -100,6 +100,12 @@ class Worker:
         self.engine = engine
         self.optimizers = self._new_optimizers()
         require_all(self.optimizers, self.replica.names, self.replica.params, "inner")
+        for optimizer in self.optimizers:
+            require(
+                all(group.get("lr") is not None for group in optimizer.param_groups),
+                f"inner gives {type(optimizer).__name__}, whose groups have no learning rate lr "
+                "for a schedule to multiply; give each group one",
+            )
         self.base_rates = [
             [float(group["lr"]) for group in optimizer.param_groups]
             for optimizer in self.optimizers
