@@ -417,6 +417,31 @@ def test_an_optimizer_that_counts_in_its_groups_goes_on_counting() -> None:
     assert now.param_groups[0]["steps"] == 1
 
 
+def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> None:
+    """torch gives state the type of its parameter, in which a count beyond 2^24 is another."""
+
+    class Own(torch.optim.SGD):
+        pass
+
+    own: dict[str, Any] = {
+        "exact": torch.tensor([1 / 3, 0.0], dtype=torch.float64),
+        "count": torch.tensor(2**24 + 1),
+        "list": [torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.uint8)],
+    }
+    parameter = nn.Parameter(torch.ones(2))
+    before, now = (Own([parameter], lr=rate) for rate in (0.1, 0.2))
+    before.state[parameter] = own
+    before.state["all"] = {"steps": 3}
+    load_optimizer(now, before.state_dict())
+    assert now.param_groups[0]["lr"] == 0.1
+    assert now.state["all"] == {"steps": 3}
+    state = now.state[parameter]
+    for name in ("exact", "count"):
+        assert state[name].dtype == own[name].dtype
+        assert state[name].equal(own[name])
+    assert [each.dtype for each in state["list"]] == [torch.bfloat16, torch.uint8]
+
+
 def test_settings_that_decide_the_state_stay_those_of_the_state() -> None:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
@@ -475,6 +500,10 @@ class Complex(nn.Module):
         (
             {"inner": lambda model: torch.optim.LBFGS(model.parameters())},
             "inner gives LBFGS, whose",
+        ),
+        (
+            {"inner": lambda model: torch.optim.Optimizer(model.parameters(), {})},
+            "inner gives Optimizer, whose groups have no learning rate lr",
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
         ({"loss_fn": lambda model, batch: model(batch[0])}, r"got a tensor of shape \[4, 1\]"),

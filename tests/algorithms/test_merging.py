@@ -138,6 +138,15 @@ def test_the_survivor_keeps_what_its_outer_optimizer_has_besides_tensors() -> No
     assert second.param_groups[0]["seen"] == seen
 
 
+def test_a_reset_takes_back_what_optimizers_have_besides_tensors() -> None:
+    run = two_trainers(inner=lambda model: SlowedSGD([*model.parameters()]), outer=SlowedSGD)
+    merge(run, MergeFates(outer_momentum="reset", inner_state="reset"))
+    outer = run.trainers[1].outer.optimizer
+    assert outer
+    for optimizer in (outer, *run.workers[0].optimizers):
+        assert optimizer.param_groups[0]["seen"] == 1
+
+
 def test_a_mean_of_counts_is_rounded() -> None:
     count = torch.tensor(0)
     copy_all([torch.tensor(2.9999998)], [count])

@@ -59,12 +59,16 @@ class SlowedSGD(torch.optim.Optimizer):
 
 
 class CountingSGD(SlowedSGD):
-    """It counts the steps of each parameter too, in whole numbers."""
+    """It counts the steps of each parameter too, in whole numbers, and has a list of means."""
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         super().step()
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter].setdefault("steps", torch.tensor(0)).add_(1)
+            state = self.state[parameter]
+            state.setdefault("steps", torch.tensor(0)).add_(1)
+            (mean,) = state.setdefault("means", [torch.zeros_like(parameter)])
+            parameter.sub_(mean.lerp_(parameter.grad, 0.5), alpha=0.1)
 
 
 SETTINGS: dict[str, Any] = {

@@ -1,5 +1,10 @@
 """Merge decisions and the assignment of workers, by hand."""
 
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
 import pytest
 
 from adloco.rules.merge import Merge, assign_workers
@@ -59,6 +64,14 @@ def test_a_merge_that_cannot_be_is_refused(merge: Merge) -> None:
         Merge(survivor=0, absorbed=(1, 2), weights=rounded).check([0, 1, 2])
     with pytest.raises(ValueError, match=r"^merge\.policy must .* \[0, 1, 2\], .* got Merge"):
         merge.check([0, 1, 2])
+
+
+def test_a_merge_in_numbers_of_numpy_is_written_as_any_other() -> None:
+    numbers: list[Any] = [np.int64(0), np.int64(1), np.float32(0.5)]
+    zero, one, half = numbers
+    merge = Merge(survivor=one, absorbed=(zero,), weights={zero: half, one: half})
+    written = json.dumps(asdict(merge.check([0, 1])))
+    assert written == '{"survivor": 1, "absorbed": [0], "weights": {"0": 0.5, "1": 0.5}}'
 
 
 def test_when() -> None:

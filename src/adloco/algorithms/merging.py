@@ -13,7 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from adloco.algorithms.model_state import complete_state, copy_all, optimizer_tensors
+from adloco.algorithms.model_state import (
+    complete_state,
+    copy_all,
+    load_optimizer,
+    optimizer_tensors,
+)
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.messages import broadcast_state
@@ -100,7 +105,7 @@ class _AppliedFates:
         if outer.optimizer is None or fate == "survivor":
             return
         if fate == "reset":
-            outer.optimizer.state.clear()
+            outer.reset_optimizer()
             return
         _fill_missing_momentum(self._members, self._placement)
         entries = {member.id: member.outer.momentum() for member in self._members}
@@ -214,21 +219,27 @@ def _fill_missing_momentum(members: Sequence[Trainer], placement: Placement) -> 
     local = {member.id for member in members if placement.local(member.worker_ids)}
     here = next((member.outer.optimizer for member in members if member.id in local), None)
     for member in members:
-        if here and member.id not in local and not member.outer.momentum():
-            member.outer.copy_optimizer_state(here.state_dict())
+        own = member.outer.optimizer
+        if here and own and member.id not in local and not member.outer.momentum():
+            load_optimizer(own, here.state_dict())
 
 
 def _share_numbers(trainer: Trainer, source: int, placement: Placement) -> None:
-    """Set what the outer optimizer has besides tensors, such as a rate that it adapts, to what it
-    has where worker `source` lives. Called on all ranks.
+    """Set what the outer optimizer has besides the tensors of its state, such as a rate that it
+    adapts, to what it has where worker `source` lives. Called on all ranks.
     """
     optimizer = trainer.outer.optimizer
     if optimizer is None or placement.num_ranks == 1:
         return
-    own, tensors = split_state(optimizer.state_dict())
+    saved = optimizer.state_dict()
+    state, tensors = split_state(saved["state"])
+    own = {"state": state, "param_groups": saved["param_groups"]}
     numbers = broadcast_state(own, placement.owner(source) * placement.ranks_per_worker)
-    if numbers != own and placement.local(trainer.worker_ids):
-        trainer.outer.copy_optimizer_state(join_state(numbers, tensors))
+    plain, in_groups = split_state(numbers)
+    others = in_groups or plain != split_state(own)[0]
+    if others and placement.local(trainer.worker_ids):
+        state = join_state(numbers["state"], tensors)
+        load_optimizer(optimizer, {**numbers, "state": state})
 
 
 def _balance_streams(

@@ -15,6 +15,7 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm
+from adloco.distributed.plain_state import split_state
 from adloco.errors import NonFiniteLossError, require
 
 LARGEST = 1e37
@@ -146,11 +147,16 @@ def all_tensors(model: nn.Module) -> list[Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """State tensors of an optimizer, ordered by its parameters and then by their names."""
+    """State tensors of an optimizer, ordered by its parameters and then by their names; also those
+    in lists, as Shampoo has them.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [optimizer.state.get(parameter, {}) for parameter in parameters]
     return [
-        state[key] for state in states for key in sorted(state) if isinstance(state[key], Tensor)
+        tensor
+        for state in states
+        for key in sorted(state)
+        for tensor in split_state(state[key])[1].values()
     ]
 
 
@@ -168,7 +174,7 @@ def complete_state(optimizer: torch.optim.Optimizer) -> None:
     if not (missing and known):
         return
     require(
-        _begins_with_zeros(optimizer),
+        begins_with_zeros(optimizer),
         f"the states of {type(optimizer).__name__} cannot be averaged where some parameters had no "
         "gradient yet; set merge.inner_state keep or reset",
     )
@@ -183,7 +189,7 @@ def complete_state(optimizer: torch.optim.Optimizer) -> None:
         }
 
 
-def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
+def begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
     """True for SGD without dampening, Adam and Muon."""
     if isinstance(optimizer, torch.optim.SGD):
         return not any(group["dampening"] for group in optimizer.param_groups)
@@ -223,7 +229,7 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
 
     Those that begin with zeros keep these, because a merge averages them with the states of others.
     """
-    if not _begins_with_zeros(optimizer):
+    if not begins_with_zeros(optimizer):
         optimizer.state.clear()
     for tensor in optimizer_tensors(optimizer):
         tensor.zero_()
@@ -247,17 +253,20 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         f"the inner or outer optimizer has groups of {own_sizes} parameters here and had {sizes} "
         "when the state was saved; resume it with the version of adloco that began it",
     )
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameters: dict[Any, Tensor] = dict(enumerate(every))
 
-    def placed(value: Any, parameter: Tensor) -> Any:
+    def placed(value: Any, parameter: Tensor | None) -> Any:
         return (
             scattered(value, parameter)
-            if isinstance(value, Tensor) and value.shape == parameter.shape
+            if parameter is not None
+            and isinstance(value, Tensor)
+            and value.shape == parameter.shape
             else value
         )
 
-    states = {
-        index: {key: placed(value, parameters[int(index)]) for key, value in entry.items()}
+    states = {  # Some have an entry that belongs to no parameter.
+        index: {key: placed(value, parameters.get(index)) for key, value in entry.items()}
         for index, entry in saved["state"].items()
     }
     groups = [
@@ -266,6 +275,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     ]
     # A copy, because torch would otherwise use the given tensors as its state.
     optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))
+    # torch gives state the type of its parameter.
+    loaded = split_state(optimizer.state_dict()["state"])[1]
+    for path, tensor in split_state(states)[1].items():
+        if path in loaded and loaded[path].dtype != tensor.dtype:
+            loaded[path].data = tensor.to(loaded[path].device, copy=True)
 
 
 def _kept(
@@ -274,8 +288,8 @@ def _kept(
     """The values of a group that an optimizer keeps when it loads a state.
 
     All of torch's and adloco's are settings, and the new ones count, unless a scheduler of torch's
-    was attached to the saved optimizer. Others may count steps there. Which kernels work depends on
-    the placement: fused ones cannot handle sharded tensors.
+    was attached to the saved optimizer. Others may count steps there, or change their rate. Which
+    kernels work depends on the placement: fused ones cannot handle sharded tensors.
     """
     others = was.keys() - group.keys() - {"initial_lr"}
     require(
@@ -289,4 +303,4 @@ def _kept(
     settings = type(optimizer).__module__.startswith(("torch.", "adloco."))
     # Of these, which decide what the state consists of, the old ones count.
     old = {"amsgrad", "centered"} | ({"momentum"} if "centered" in group else set())
-    return group.keys() - {"params"} - old if settings else kernels | {"lr"}
+    return group.keys() - {"params"} - old if settings else kernels

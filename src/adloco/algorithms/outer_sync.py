@@ -9,7 +9,6 @@ fragments that are synced one after another while training continues (Streaming 
 2501.18512), by the events of `rules/sync_schedule.py`.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,11 +56,11 @@ class OuterSync:
         self.buffers = [buffer.clone() for buffer in replica.buffers]
         if syncing.wire:
             check_format(syncing.wire, local(replica.params[0]).device)
-        self.optimizer = syncing.outer(self.global_params) if syncing.outer else None
+        self.syncing = syncing
+        self.reset_optimizer()
         if self.optimizer:
             require_all([self.optimizer], replica.names, self.global_params, "outer")
         self.fragments = fragments or [range(len(replica.params))]
-        self.syncing = syncing
         self._in_flight: tuple[int, Work] | None = None
 
     def sync(
@@ -239,22 +238,14 @@ class OuterSync:
         """Global parameters and averaged buffers."""
         return [*self.global_params, *self.buffers]
 
+    def reset_optimizer(self) -> None:
+        """Make the outer optimizer, or make it again: with all that it has at the start."""
+        outer = self.syncing.outer
+        self.optimizer = outer(self.global_params) if outer else None
+
     def momentum(self) -> list[Tensor]:
         """The outer optimizer's state tensors, in the order of the parameters; maybe none."""
         return optimizer_tensors(self.optimizer) if self.optimizer else []
-
-    def copy_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        """Set the outer optimizer's state and the values of its groups to a copy of `state`, in
-        the types that it has (torch's load_state_dict would make counts of steps float32).
-        """
-        assert self.optimizer is not None
-        saved = copy.deepcopy(dict(state))
-        groups = self.optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        for index, entry in saved["state"].items():
-            self.optimizer.state[parameters[index]] = entry
-        for group, values in zip(groups, saved["param_groups"], strict=True):
-            group.update({**values, "params": group["params"]})
 
     def state_dict(self) -> dict[str, Any]:
         """The state by name, with live tensors. Complete only if no mean is in flight."""

@@ -208,9 +208,8 @@ class Round:
         """Merge the trainers that the policy names, if any; average diverged replicas before."""
         state, parts = self._state, self._parts
         requests = {trainer.id: trainer.requested_batch for trainer in state.trainers.values()}
-        merge = parts.merging.policy.decide(state.rounds_done, requests)
-        if merge:
-            merge.check(requests)
+        decided = parts.merging.policy.decide(state.rounds_done, requests)
+        merge = decided and decided.check(requests)
         # A merge averages global parameters, which diverged workers do not have.
         if merge or last:
             average_replicas(state, parts)

@@ -32,6 +32,7 @@ from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import (
     ADVICE,
     Replica,
+    begins_with_zeros,
     copy_all,
     forget,
     load_optimizer,
@@ -51,7 +52,7 @@ from adloco.distributed.device import (
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
-from adloco.errors import NonFiniteLossError
+from adloco.errors import NonFiniteLossError, require
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
@@ -95,12 +96,16 @@ class Worker:
         self.model = model
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
-        built = inner(model)
-        self.optimizers = [built] if isinstance(built, torch.optim.Optimizer) else list(built)
+        self._inner = inner
+        self.engine = engine
+        self.optimizers = self._new_optimizers()
         require_all(self.optimizers, self.replica.names, self.replica.params, "inner")
         for optimizer in self.optimizers:
-            if isinstance(optimizer, Muon):
-                optimizer.owners = engine.owners
+            require(
+                all(group.get("lr") is not None for group in optimizer.param_groups),
+                f"inner gives {type(optimizer).__name__}, whose groups have no learning rate lr "
+                "for a schedule to multiply; give each group one",
+            )
         self.base_rates = [
             [float(group["lr"]) for group in optimizer.param_groups]
             for optimizer in self.optimizers
@@ -119,7 +124,6 @@ class Worker:
         """True to read a step's numbers from the device while it computes the next step. Other
         answers to a number that is not finite come before the step."""
         self._unread: list[Callable[[], list[float]]] = []
-        self.engine = engine
         problem = settings.problem
         self._drops = uses_dropout(model)
         self._loss_fn = (engine.compiles and problem.compiled_loss_fn) or problem.loss_fn
@@ -134,6 +138,14 @@ class Worker:
                 self._captured_update = CapturedUpdate(self.optimizers, lane)
         self._captures = False
         """True if the passes of this round are captured."""
+
+    def _new_optimizers(self) -> list[torch.optim.Optimizer]:
+        built = self._inner(self.model)
+        optimizers = [built] if isinstance(built, torch.optim.Optimizer) else list(built)
+        for optimizer in optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.owners = self.engine.owners
+        return optimizers
 
     def begin_round(self) -> None:
         """Clear the numbers of the last round."""
@@ -275,8 +287,11 @@ class Worker:
 
     def forget(self) -> None:
         """Forget optimizer state and residuals, as at the start of the run."""
-        for optimizer in self.optimizers:
-            forget(optimizer)
+        if all(map(begins_with_zeros, self.optimizers)):
+            for optimizer in self.optimizers:
+                forget(optimizer)
+        else:  # Others may begin with a state, or count in their groups.
+            self.optimizers = self._new_optimizers()
         for residual in self.replica.residuals:
             residual.zero_()
 

@@ -28,9 +28,9 @@ class Merge:
     """Weight of each merged trainer by id, the survivor included: its request over the sum of their
     requests."""
 
-    def check(self, living: Collection[int]) -> None:
-        """Raise ValueError unless it joins different living trainers, with weights for them alone
-        that add up to 1.
+    def check(self, living: Collection[int]) -> "Merge":
+        """The merge in Python's numbers, where it has NumPy's, too; ValueError unless it joins
+        different living trainers, with weights for them alone that add up to 1.
         """
         merged = [self.survivor, *self.absorbed]
         weights = self.weights.values()
@@ -41,6 +41,11 @@ class Merge:
             and math.isclose(sum(weights), 1, rel_tol=1e-5),
             "merge.policy must name a survivor and other trainers, each once, of "
             f"{sorted(living)}, and a weight for each of these alone that add up to 1, got {self}",
+        )
+        return Merge(
+            survivor=int(self.survivor),
+            absorbed=tuple(sorted(map(int, self.absorbed))),
+            weights={int(trainer): float(weight) for trainer, weight in self.weights.items()},
         )
 
 

@@ -66,7 +66,7 @@ class WireFormat(Protocol):
 def check_format(wire: WireFormat, device: torch.device | str = "cpu") -> None:
     """Raise ValueError unless a format does with two blocks on a device what the protocol says."""
     name = f"the wire format {type(wire).__name__} does not fit: "
-    values = torch.linspace(-1, 1, 2 * wire.block, device=device).view(2, wire.block)
+    values = torch.linspace(-1, 3, 2 * wire.block, device=device).view(2, wire.block)
     given, shape = values.clone(), (2, wire.block_bytes)
     encoded = wire.encode(given)
     require(
@@ -77,6 +77,10 @@ def check_format(wire: WireFormat, device: torch.device | str = "cpu") -> None:
         (encoded.dtype, encoded.shape) == (torch.uint8, shape) and encoded.is_contiguous(),
         f"{name}encode must give contiguous uint8 of shape {shape}, got {encoded.dtype} of "
         f"{tuple(encoded.shape)}",
+    )
+    require(
+        torch.equal(wire.encode(values[:1].clone()), encoded[:1]),
+        f"{name}encode must give a block the same bytes each time, whatever other blocks there are",
     )
     decoded = wire.decode(encoded)
     require(
