@@ -7,6 +7,8 @@ import math
 import shutil
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -533,6 +535,27 @@ def test_functions_of_a_model_act_on_its_own_copy(add: Any) -> None:
     for each in (run, plain):
         each.round()
     assert params_of(run).equal(params_of(plain))
+
+
+def locked() -> nn.Module:
+    model = nn.Sequential(linear())
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    return model
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.script(nn.Sequential(linear()))  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize("build", [locked, scripted])
+def test_models_that_cannot_be_copied_are_built_for_each_worker(
+    build: Callable[[], nn.Module],
+) -> None:
+    run, plain = (make_run(build_model=each) for each in (build, lambda: nn.Sequential(linear())))
+    for each in (run, plain):
+        each.round()
+    assert params_of(run).tolist() == pytest.approx(params_of(plain).tolist(), abs=1e-6)
 
 
 def test_frozen_parameters_stay_and_send_nothing() -> None:

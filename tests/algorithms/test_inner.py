@@ -335,6 +335,10 @@ def test_the_settings_reach_torch() -> None:
             r"^inner.split of weight must give blocks of 4 in all, got weight = \[1, 2\]",
         ),
         (lambda: InnerMuon()(nn.LayerNorm(3)), "hidden matrices, and this one has none; use adamw"),
+        (
+            lambda: InnerMuon()(nn.ParameterList([torch.empty(0, 3)])),
+            "hidden matrices, and this one has none; use adamw",
+        ),
     ],
 )
 def test_refusals(make: Any, message: str) -> None:
@@ -494,6 +498,32 @@ class Complex(nn.Module):
         self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
 
 
+class InOneMemory(nn.Module):
+    """Two layers that are tied by their data alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight.data = self.first.weight.data
+
+
+class Repeating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("scale", torch.ones(1).expand(3))
+
+
+class SparseGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 1, sparse=True)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.embedding(inputs[:, 0].long().clamp(0, 8))
+        return result
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -506,6 +536,9 @@ class Complex(nn.Module):
             "inner gives Optimizer, whose groups have no learning rate lr",
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
+        ({"build_model": InOneMemory}, r"first.weight and second.weight are two in one memory"),
+        ({"build_model": Repeating}, "scale of a Repeating repeats values in memory"),
+        ({"build_model": SparseGradients, "max_grad_norm": 1.0}, "a parameter has a sparse grad"),
         ({"loss_fn": lambda model, batch: model(batch[0])}, r"got a tensor of shape \[4, 1\]"),
         ({"loss_fn": lambda model, batch: model(batch[0]).mean().item()}, "output; got float"),
         ({"loss_fn": lambda model, batch: batch[0].mean()}, r"got a tensor of shape \[\]"),

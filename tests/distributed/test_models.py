@@ -140,6 +140,24 @@ class Mixed(BlockLM):
         self.blocks[0].float()
 
 
+class Hooked(BlockLM):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+class Transposed(BlockLM):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].weight = nn.Parameter(self.blocks[0].weight.detach().t())
+
+
+class Bounded(BlockLM):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding.max_norm = 1.0
+
+
 def wider_by_rank() -> nn.Module:
     return BlockLM(width=5 + dist.get_rank())
 
@@ -171,6 +189,13 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
                 "model, or use placement.shard_size 1"
             ),
         ),
+        (
+            Hooked,
+            2,
+            "shards would leave out the hooks of parameter embedding.weight; use placement",
+        ),
+        (Transposed, 2, "parameter blocks.0.weight is not contiguous, as shards must be; make it"),
+        (Bounded, 2, "an embedding with max_norm changes its rows in forward passes, on each rank"),
         (
             wider_by_rank,
             1,

@@ -111,6 +111,13 @@ def test_a_sliding_window_of_zero_is_none() -> None:
     assert config.config(300).sliding_window is None
 
 
+def test_a_body_draws_what_only_it_has() -> None:
+    """An xlstm's `_init_weights` reads the embeddings of the body, which its head has not."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_heads": 2}
+    drawn = builder(NamedModel(name="xlstm", pretrained=False, overrides=sizes).config(256)).whole()
+    assert 0.1 < drawn.backbone.embeddings.weight.detach().std() < 0.13  # sqrt(2 / (5 x 32)).
+
+
 def test_no_token_of_another_tokenizer_is_padding_from_scratch(tmp_path: Path) -> None:
     """A language model has no padding, and the row of a padding token would stay zero."""
     assert NamedModel(name="olmo", pretrained=False).config(300).pad_token_id is None
@@ -394,6 +401,10 @@ def test_refusals(
             "^model.overrides has 'hiden_size', which .* does not have; did you mean 'hidden_size'",
         ),
         ({"name": "gpt2", "overrides": {"vocab_size": "a"}}, "^model.overrides do not fit 'gpt2'"),
+        (
+            {"name": "mixtral", "overrides": {"output_router_logits": True}},
+            "^model.name 'mixtral' has output_router_logits = true, but the auxiliary loss of",
+        ),
         (
             {"name": "bert", "overrides": {"hidden_size": 33}},
             "no AutoModelForCausalLM of a bert can be built with these sizes",

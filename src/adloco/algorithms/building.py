@@ -8,6 +8,7 @@ from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.model_copy import copied_model
+from adloco.algorithms.model_state import check_memory
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
@@ -104,9 +105,11 @@ def build_workers(
     different starts would mean nothing.
 
     Raises:
-        ValueError: The model has no trainable parameters, or cannot be compiled.
+        ValueError: The model has no trainable parameters, or some that share memory, or cannot be
+            compiled.
     """
     model = problem.build_model()
+    check_memory(model)
     if problem.fill is None:
         placement.broadcast_model(model)
     compile = is_compiled(execution.compile, model, problem, placement)

@@ -1,9 +1,11 @@
 """Copies of a model for the workers of one process; ranks build theirs by themselves. `deepcopy`
-does not copy hooks of parameters, nor functions, which would go on acting on the first model.
+does not copy hooks of parameters, nor functions, which would go on acting on the first model, and
+fails for locks, generators and tensors that were computed (those of torch.nn.utils.weight_norm).
 """
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import CellType, FunctionType, MethodType
 
@@ -20,22 +22,31 @@ def copied_model(model: nn.Module, build_model: Callable[[], nn.Module]) -> nn.M
 
     Args:
         model: The model.
-        build_model: Makes one like it, which is needed if `deepcopy` would leave out a part.
+        build_model: Makes one like it, for where `deepcopy` fails or would leave out a part.
 
     Raises:
         ValueError: It gave the same model again.
     """
-    if _has_functions(model):
-        with torch.random.fork_rng(devices=[]):
-            built = build_model()
-        require(
-            built is not model,
-            "build_model must make a new model at each call, because hooks and functions of this "
-            "one act on itself alone, and gave the same one again",
-        )
-        copy_all([*written_tensors(model).values()], [*written_tensors(built).values()])
-        return built
+    if not _has_functions(model):
+        with suppress(Exception):  # Parts of the model may raise anything.
+            return _deep_copy(model)
+    with torch.random.fork_rng(devices=[]):
+        built = build_model()
+    require(
+        built is not model,
+        "build_model must make a new model at each call, because this one has parts that cannot be "
+        "copied, such as hooks and functions, and gave the same one again",
+    )
+    copy_all([*written_tensors(model).values()], [*written_tensors(built).values()])
+    return built
+
+
+def _deep_copy(model: nn.Module) -> nn.Module:
     copied = copy.deepcopy(model)
+    require(
+        all(parameter.is_leaf for parameter in copied.parameters()),
+        "copies of a module of torch.jit cannot be trained",
+    )
     # It leaves out the attributes of parameters.
     for own, parameter in zip(copied.parameters(), model.parameters(), strict=True):
         vars(own).update(vars(parameter))

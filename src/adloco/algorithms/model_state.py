@@ -15,6 +15,7 @@ from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm
+from adloco.distributed.parallel.layers import repeats
 from adloco.distributed.plain_state import split_state
 from adloco.errors import NonFiniteLossError, require
 
@@ -135,6 +136,32 @@ def state_buffers(model: nn.Module, *, floating: bool) -> Buffers:
             if name not in left_out and buffer.is_floating_point() == floating:
                 places.setdefault(id(buffer), (module, name))
     return Buffers([*places.values()])
+
+
+def check_memory(model: nn.Module) -> None:
+    """Raise ValueError unless each element of the parameters and of the model's state has a place
+    of its own in memory: `deepcopy` and shards would give it one, and others would not.
+    """
+    named = dict(model.named_parameters())
+    for floating in (True, False):
+        places = state_buffers(model, floating=floating).places
+        named |= {
+            f"{name} of a {type(each).__name__}": getattr(each, name) for each, name in places
+        }
+    first: dict[int, str] = {}
+    for name, tensor in named.items():
+        require(
+            tensor.layout != torch.strided or not repeats(tensor),
+            f"{name} repeats values in memory, so nothing can be written into it; make it with "
+            ".clone() or .contiguous(), or a buffer with persistent=False",
+        )
+        address = local(tensor).data_ptr() if isinstance(tensor, nn.Parameter) else 0
+        other = first.setdefault(address, name) if address else name  # 0: without memory.
+        require(
+            other == name,
+            f"the parameters {other} and {name} are two in one memory; tie them by assigning the "
+            "parameter itself, not its data",
+        )
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:

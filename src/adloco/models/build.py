@@ -154,9 +154,11 @@ class ModelBuilder:
         Raises:
             ValueError: transformers does not initialise a weight that is not stored.
         """
+        from transformers import PreTrainedModel
         from transformers.initialization import guard_torch_init_functions
 
-        name = next(name for name, module in model.named_modules() if module is part)
+        named = dict(model.named_modules())
+        name = next(name for name, module in named.items() if module is part)
         fresh = {
             module
             for module in part.modules()
@@ -174,7 +176,14 @@ class ModelBuilder:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), guard_torch_init_functions():
             # A new head on a trained body is drawn as from_pretrained draws it.
             torch.manual_seed(self.seed if self.weights else mixed_seed(self.seed, name))
-            _draw(model, part, to_draw)
+            # As in transformers, by the innermost model: some use what only the body has.
+            *_, inner = (
+                each
+                for place, each in named.items()
+                if isinstance(each, PreTrainedModel)
+                and f"{name}.".startswith(place and f"{place}.")
+            )
+            _draw(inner, part, to_draw, PreTrainedModel)
         if not all(
             _is_drawn(tensor)
             for module in to_draw
@@ -223,13 +232,20 @@ class ModelBuilder:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
+def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module], models: type) -> bool:
     """Initialise a module after its children, as transformers does, if anything in it is fresh.
+
+    Args:
+        model: The innermost model that has the module.
+        module: The module.
+        fresh: The modules to initialise.
+        models: The class of models of transformers.
 
     Returns:
         True if the module was initialised.
     """
-    drawn = [_draw(model, child, fresh) for child in module.children()]
+    model = module if isinstance(module, models) else model
+    drawn = [_draw(model, child, fresh, models) for child in module.children()]
     if module not in fresh and not any(drawn):
         return False
     model._init_weights(module)

@@ -57,7 +57,10 @@ class InnerMuon:
         hidden = {
             name: matrix
             for name, matrix in named.items()
-            if matrix.ndim == 2 and matrix not in outer and not any(p in name for p in self.exclude)
+            if matrix.ndim == 2
+            and matrix.numel()
+            and matrix not in outer
+            and not any(p in name for p in self.exclude)
         }
         rest = [parameter for name, parameter in named.items() if name not in hidden]
         none = "Muon needs a model with hidden matrices, and this one has none"

@@ -25,6 +25,7 @@ from adloco.distributed.parallel.gradient_norms import (
 from adloco.distributed.parallel.layers import blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
+from adloco.errors import require
 
 
 class Engine(ABC):
@@ -40,6 +41,16 @@ class Engine(ABC):
             owners: The ranks that share the work on whole matrices.
             compile: True to compile the model.
         """
+        require(
+            island is None
+            or not any(
+                isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm
+                for each in model.modules()
+            ),
+            "an embedding with max_norm changes its rows in forward passes, on each rank others; "
+            "build it without max_norm, or take one rank for each worker (placement.shard_size 1 "
+            "and replica_size 1)",
+        )
         self.forward: Callable[..., Any] = compiled(model) if compile else model
         """The model, as the loss function must call it."""
         self.compiles = compile

@@ -210,6 +210,16 @@ def _check_shardable(model: nn.Module) -> None:
             f"parameters without dimensions such as {scalars[0]} cannot be sharded; "
             f"give them the shape (1,), or {advice}"
         )
+    for name, parameter in model.named_parameters():
+        require(
+            not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks),
+            f"shards would leave out the hooks of parameter {name}; {advice}",
+        )
+        require(
+            parameter.is_contiguous(),
+            f"parameter {name} is not contiguous, as shards must be; make it with .contiguous(), "
+            f"or {advice}",
+        )
     types = sorted(
         {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     )

@@ -146,6 +146,11 @@ def watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], object]) 
 
 def squared_norms(tensors: list[Tensor]) -> list[Tensor]:
     """Sum of squares of each tensor, as float64 scalars on their device, in few calls."""
+    require(
+        all(tensor.layout == torch.strided for tensor in tensors),
+        "a parameter has a sparse gradient, whose norm is not known; build its embedding with "
+        "sparse=False",
+    )
     if not tensors:
         return []
     return [*torch._foreach_pow(torch._foreach_norm(tensors, 2, torch.float64), 2)]

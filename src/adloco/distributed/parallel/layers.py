@@ -64,10 +64,15 @@ def written_tensors(model: nn.Module) -> dict[str, Tensor]:
     buffers = {
         name: buffer
         for name, buffer in model.named_buffers()
-        if buffer.layout == torch.strided
-        and all(step or size == 1 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
+        if buffer.layout == torch.strided and not repeats(buffer)
     }
     return dict(model.named_parameters()) | buffers
+
+
+def repeats(tensor: Tensor) -> bool:
+    """True if a tensor repeats a value in memory, as `expand` makes it."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and not step for size, step in sizes)
 
 
 def ranks_of_wrappers(model: nn.Module) -> dict[str, int]:

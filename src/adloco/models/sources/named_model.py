@@ -110,6 +110,11 @@ class NamedModel:
             ) from error
         if not self.pretrained:
             config.name_or_path = ""  # What else is in the folder is of trained weights.
+        require(
+            not getattr(config, "output_router_logits", False),
+            f"model.name {self.name!r} has output_router_logits = true, but the auxiliary loss of "
+            "routers is not trained here; set it to false in model.overrides",
+        )
         layers = getattr(config, "num_hidden_layers", 0)
         # transformers checks types itself since 5.4.
         require(
