@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -531,6 +532,9 @@ def test_functions_of_a_model_act_on_its_own_copy(add: Any) -> None:
 
     with pytest.raises(ValueError, match="build_model must make a new model at each call"):
         make_run(build_model=functools.cache(build))
+    sizes = itertools.count(1)
+    with pytest.raises(ValueError, match="it gave the same one again, or another one"):
+        make_run(build_model=lambda: nn.Linear(3, next(sizes)))
     run, plain = (make_run(build_model=each) for each in (build, lambda: nn.Sequential(linear())))
     for each in (run, plain):
         each.round()
@@ -549,7 +553,7 @@ def scripted() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [locked, scripted])
-def test_models_that_cannot_be_copied_are_built_for_each_worker(
+def test_models_that_deepcopy_cannot_copy_are_trained_by_several_workers(
     build: Callable[[], nn.Module],
 ) -> None:
     run, plain = (make_run(build_model=each) for each in (build, lambda: nn.Sequential(linear())))
@@ -911,17 +915,3 @@ def test_a_source_that_gives_other_samples_than_it_was_asked_for_is_refused() ->
     run = make_run(data=Ends(*data.tensors, num_streams=2))
     with pytest.raises(ValueError, match=r"position=8, count=4\) must give 4 samples"):
         run.round()
-
-
-def test_functions_without_a_model_need_no_new_one() -> None:
-    """As those of gradient checkpoints, which models of transformers have as attributes."""
-    built = []
-
-    def build() -> nn.Module:
-        model = nn.Sequential(linear())
-        model.recompute = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-        built.append(model)
-        return model
-
-    make_run(build_model=build, workers_per_trainer=3)
-    assert len(built) == 1

@@ -1,18 +1,20 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
-from adloco.algorithms.model_copy import copied_model
-from adloco.algorithms.model_state import check_memory
+from adloco.algorithms.model_state import check_memory, copy_all
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.parallel.layers import written_tensors
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
@@ -124,8 +126,28 @@ def build_workers(
         syncing=syncing,
     )
     here = placement.local(method.living_workers)
-    copies = [model, *(copied_model(model, problem.build_model) for _ in here[1:])]
+    models = [model]
+    for _ in here[1:]:
+        models.append(_another(problem, models))
     return {
         worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
-        for worker, own in zip(here, copies, strict=True)
+        for worker, own in zip(here, models, strict=True)
     }
+
+
+def _another(problem: Problem, models: Sequence[nn.Module]) -> nn.Module:
+    """A model for another worker of this process, with the values of the first one. It is built, as
+    on other ranks, and not copied: `deepcopy` leaves functions and hooks with the first model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        built = problem.build_model()
+    own, first = (written_tensors(model) for model in (built, models[0]))
+    require(
+        all(built is not model for model in models)
+        and [each.shape for each in own.values()] == [each.shape for each in first.values()],
+        "build_model must make a new model at each call, with the same parameters and buffers; it "
+        "gave the same one again, or another one",
+    )
+    if problem.fill is None:
+        copy_all(first.values(), own.values())
+    return built
