@@ -446,6 +446,17 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
     assert [each.dtype for each in state["list"]] == [torch.bfloat16, torch.uint8]
 
 
+def test_moments_take_the_type_of_another_model_and_counts_keep_theirs() -> None:
+    whole, short = (nn.Parameter(torch.ones(2, dtype=each)) for each in (None, torch.bfloat16))
+    before, now = torch.optim.NAdam([whole]), torch.optim.NAdam([short])
+    for parameter, optimizer in ((whole, before), (short, now)):
+        parameter.grad = torch.ones_like(parameter)
+        load_optimizer(now, before.state_dict())
+        optimizer.step()
+    assert now.state[short]["exp_avg"].dtype == torch.bfloat16
+    assert now.state[short]["mu_product"].dtype == torch.float32
+
+
 def test_settings_that_decide_the_state_stay_those_of_the_state() -> None:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)

@@ -302,11 +302,17 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     ]
     # A copy, because torch would otherwise use the given tensors as its state.
     optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))
-    # torch gives state the type of its parameter.
+    # torch gives state the type of its parameter, which its own optimizers have but for counts.
     loaded = split_state(optimizer.state_dict()["state"])[1]
     for path, tensor in split_state(states)[1].items():
-        if path in loaded and loaded[path].dtype != tensor.dtype:
+        exact = path in loaded and not (tensor.ndim and _is_known(optimizer))
+        if exact and loaded[path].dtype != tensor.dtype:
             loaded[path].data = tensor.to(loaded[path].device, copy=True)
+
+
+def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """True for an optimizer of torch or adloco."""
+    return type(optimizer).__module__.startswith(("torch.", "adloco."))
 
 
 def _kept(
@@ -327,7 +333,6 @@ def _kept(
     kernels = {"fused", "foreach"} & group.keys()
     if "initial_lr" in was:
         return kernels
-    settings = type(optimizer).__module__.startswith(("torch.", "adloco."))
     # Of these, which decide what the state consists of, the old ones count.
     old = {"amsgrad", "centered"} | ({"momentum"} if "centered" in group else set())
-    return group.keys() - {"params"} - old if settings else kernels
+    return group.keys() - {"params"} - old if _is_known(optimizer) else kernels
