@@ -519,10 +519,10 @@ class InOneMemory(nn.Module):
 
 
 class Repeating(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, times: int) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 1)
-        self.register_buffer("scale", torch.ones(1).expand(3))
+        self.register_buffer("scale", torch.ones(1).expand(times))
 
 
 class SparseGradients(nn.Module):
@@ -548,7 +548,10 @@ class SparseGradients(nn.Module):
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
         ({"build_model": InOneMemory}, r"first.weight and second.weight are two in one memory"),
-        ({"build_model": Repeating}, "scale of a Repeating repeats values in memory"),
+        (
+            {"build_model": lambda: nn.ModuleList([Repeating(3), Repeating(1)])},
+            "scale of a Repeating repeats values in memory",
+        ),
         ({"build_model": SparseGradients, "max_grad_norm": 1.0}, "a parameter has a sparse grad"),
         ({"loss_fn": lambda model, batch: model(batch[0])}, r"got a tensor of shape \[4, 1\]"),
         ({"loss_fn": lambda model, batch: model(batch[0]).mean().item()}, "output; got float"),
