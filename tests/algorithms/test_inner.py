@@ -446,6 +446,17 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
     assert [each.dtype for each in state["list"]] == [torch.bfloat16, torch.uint8]
 
 
+def test_moments_take_the_type_of_another_model_and_counts_keep_theirs() -> None:
+    whole, short = (nn.Parameter(torch.ones(2, dtype=each)) for each in (None, torch.bfloat16))
+    before, now = torch.optim.NAdam([whole]), torch.optim.NAdam([short])
+    for parameter, optimizer in ((whole, before), (short, now)):
+        parameter.grad = torch.ones_like(parameter)
+        load_optimizer(now, before.state_dict())
+        optimizer.step()
+    assert now.state[short]["exp_avg"].dtype == torch.bfloat16
+    assert now.state[short]["mu_product"].dtype == torch.float32
+
+
 def test_settings_that_decide_the_state_stay_those_of_the_state() -> None:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
@@ -508,10 +519,10 @@ class InOneMemory(nn.Module):
 
 
 class Repeating(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, times: int) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 1)
-        self.register_buffer("scale", torch.ones(1).expand(3))
+        self.register_buffer("scale", torch.ones(1).expand(times))
 
 
 class SparseGradients(nn.Module):
@@ -537,7 +548,10 @@ class SparseGradients(nn.Module):
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
         ({"build_model": InOneMemory}, r"first.weight and second.weight are two in one memory"),
-        ({"build_model": Repeating}, "scale of a Repeating repeats values in memory"),
+        (
+            {"build_model": lambda: nn.ModuleList([Repeating(3), Repeating(1)])},
+            "scale of a Repeating repeats values in memory",
+        ),
         ({"build_model": SparseGradients, "max_grad_norm": 1.0}, "a parameter has a sparse grad"),
         ({"loss_fn": lambda model, batch: model(batch[0])}, r"got a tensor of shape \[4, 1\]"),
         ({"loss_fn": lambda model, batch: model(batch[0]).mean().item()}, "output; got float"),

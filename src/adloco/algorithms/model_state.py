@@ -142,14 +142,13 @@ def check_memory(model: nn.Module) -> None:
     """Raise ValueError unless each element of the parameters and of the model's state has a place
     of its own in memory: `deepcopy` and shards would give it one, and others would not.
     """
-    named = dict(model.named_parameters())
-    for floating in (True, False):
-        places = state_buffers(model, floating=floating).places
-        named |= {
-            f"{name} of a {type(each).__name__}": getattr(each, name) for each, name in places
-        }
+    buffers = [
+        (f"{name} of a {type(each).__name__}", getattr(each, name))
+        for floating in (True, False)
+        for each, name in state_buffers(model, floating=floating).places
+    ]
     first: dict[int, str] = {}
-    for name, tensor in named.items():
+    for name, tensor in [*model.named_parameters(), *buffers]:
         require(
             tensor.layout != torch.strided or not repeats(tensor),
             f"{name} repeats values in memory, so nothing can be written into it; make it with "
@@ -281,32 +280,33 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         "when the state was saved; resume it with the version of adloco that began it",
     )
     every = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    parameters: dict[Any, Tensor] = dict(enumerate(every))
 
-    def placed(value: Any, parameter: Tensor | None) -> Any:
-        return (
-            scattered(value, parameter)
-            if parameter is not None
-            and isinstance(value, Tensor)
-            and value.shape == parameter.shape
-            else value
-        )
+    def placed(value: Any, parameter: Tensor) -> Any:
+        alike = isinstance(value, Tensor) and value.shape == parameter.shape
+        return scattered(value, parameter) if alike else value
 
-    states = {  # Some have an entry that belongs to no parameter.
-        index: {key: placed(value, parameters.get(index)) for key, value in entry.items()}
-        for index, entry in saved["state"].items()
-    }
+    states = dict(saved["state"])  # Some have an entry that belongs to no parameter.
+    for index, parameter in enumerate(every):
+        if index in states:
+            entry = states[index].items()
+            states[index] = {key: placed(value, parameter) for key, value in entry}
     groups = [
         was | {key: group[key] for key in _kept(optimizer, group, was)}
         for group, was in zip(optimizer.param_groups, saved["param_groups"], strict=True)
     ]
     # A copy, because torch would otherwise use the given tensors as its state.
     optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))
-    # torch gives state the type of its parameter.
+    # torch gives state the type of its parameter, which its own optimizers have but for counts.
     loaded = split_state(optimizer.state_dict()["state"])[1]
     for path, tensor in split_state(states)[1].items():
-        if path in loaded and loaded[path].dtype != tensor.dtype:
+        exact = path in loaded and not (tensor.ndim and _is_known(optimizer))
+        if exact and loaded[path].dtype != tensor.dtype:
             loaded[path].data = tensor.to(loaded[path].device, copy=True)
+
+
+def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """True for an optimizer of torch or adloco."""
+    return type(optimizer).__module__.startswith(("torch.", "adloco."))
 
 
 def _kept(
@@ -327,7 +327,6 @@ def _kept(
     kernels = {"fused", "foreach"} & group.keys()
     if "initial_lr" in was:
         return kernels
-    settings = type(optimizer).__module__.startswith(("torch.", "adloco."))
     # Of these, which decide what the state consists of, the old ones count.
     old = {"amsgrad", "centered"} | ({"momentum"} if "centered" in group else set())
-    return group.keys() - {"params"} - old if settings else kernels
+    return group.keys() - {"params"} - old if _is_known(optimizer) else kernels

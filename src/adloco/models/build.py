@@ -183,7 +183,7 @@ class ModelBuilder:
                 if isinstance(each, PreTrainedModel)
                 and f"{name}.".startswith(place and f"{place}.")
             )
-            _draw(inner, part, to_draw, PreTrainedModel)
+            _draw(inner, part, to_draw)
         if not all(
             _is_drawn(tensor)
             for module in to_draw
@@ -232,20 +232,17 @@ class ModelBuilder:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module], models: type) -> bool:
-    """Initialise a module after its children, as transformers does, if anything in it is fresh.
-
-    Args:
-        model: The innermost model that has the module.
-        module: The module.
-        fresh: The modules to initialise.
-        models: The class of models of transformers.
+def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
+    """Initialise a module after its children, as transformers does, if anything in it is fresh: by
+    the innermost model that has it.
 
     Returns:
         True if the module was initialised.
     """
-    model = module if isinstance(module, models) else model
-    drawn = [_draw(model, child, fresh, models) for child in module.children()]
+    from transformers import PreTrainedModel
+
+    model = module if isinstance(module, PreTrainedModel) else model
+    drawn = [_draw(model, child, fresh) for child in module.children()]
     if module not in fresh and not any(drawn):
         return False
     model._init_weights(module)
