@@ -126,6 +126,20 @@ def test_weighted_sums_of_any_sizes(
             )
 
 
+def test_norms_are_the_same_bits_in_one_process_and_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sums, "BLOCK", 64)
+    monkeypatch.setattr(sums, "PIECE", 80)
+    generator = torch.Generator().manual_seed(0)
+    origin, *workers = ([torch.randn(30, generator=generator) for _ in range(9)] for _ in range(3))
+    given = Contributions(per_worker=workers, weights=[0.3, 0.7], origin=origin)
+    work = Comm(Islands(workers=[2], traffic=Traffic())).start_mean(given)
+    norms_sq = torch.zeros(2, dtype=torch.float64)
+    assert len([*filled_pieces(given, range(9), torch.zeros(2, 270), norms_sq)]) == 3
+    assert norms_sq.tolist() == list(work.stats.sent_sq)
+
+
 def test_a_worker_alone_sends_nothing() -> None:
     traffic = Traffic()
     value = torch.tensor([1 / 3])

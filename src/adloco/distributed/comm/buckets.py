@@ -149,18 +149,25 @@ def bucket_views(
 
 
 def filled_pieces(
-    given: Contributions, indices: Sequence[int], buckets: Tensor, norms_sq: Tensor | None = None
+    given: Contributions,
+    indices: Sequence[int],
+    buckets: Tensor,
+    norms_sq: Tensor | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[Tensor]:
     """Fill the buckets of these tensors, see `fill_weighted`, and yield each piece as soon as it is
     full.
 
     Pieces are consecutive tensors of all buckets, of shape (count, elements). They have at least
-    PIECE elements of each, except the last.
+    PIECE elements of each, except the last. If nothing is sent before all are full (`whole`), a GPU
+    fills them at once; a CPU does not, so that sums of squares have the same bits.
     """
     first = begin = end = 0
+    fewest = buckets.shape[1] if whole and buckets.is_cuda else PIECE
     for following, index in enumerate(indices, 1):
         end += local(given.per_worker[0][index]).numel()
-        if end - begin >= PIECE or begin < end == buckets.shape[1]:
+        if end - begin >= fewest or begin < end == buckets.shape[1]:
             piece = buckets[:, begin:end]
             fill_weighted(given, indices[first:following], piece, norms_sq)
             yield piece

@@ -6,6 +6,7 @@ process, which an all-reduce does not promise. With one worker on each island th
 a ring.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Iterable
 
@@ -19,7 +20,6 @@ from adloco.distributed.comm.buckets import (
     blocks,
     bucket_indices,
     bucket_views,
-    fill_weighted,
     filled_pieces,
     sum_dtype,
     sum_of_squares,
@@ -58,13 +58,12 @@ class PlainSum:
             rows = 1 if islands.group is None else workers
             buckets = pool.buckets(like, indices, sum_dtype(like[indices[0]].dtype), rows)
             measured = norms_sq if given.origin and islands.counts(sharded) else None
-            mine = buckets
-            if islands.group is None or islands.same(sharded) is not None:
-                fill_weighted(given, indices, buckets, measured)
+            mine, whole = buckets, islands.group is None or islands.same(sharded) is not None
+            pieces = filled_pieces(given, indices, buckets, measured, whole=whole)
+            if whole:  # A slice needs all pieces.
+                collections.deque(pieces, maxlen=0)
                 mine = islands.slices(buckets, sharded)
                 pieces = iter([mine])
-            else:
-                pieces = filled_pieces(given, indices, buckets, measured)
             if islands.group is not None:
                 self._start(pieces, sharded, pool, overlapped)
             if islands.num_workers > 1 and islands.owns(sharded):
