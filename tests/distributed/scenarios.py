@@ -268,7 +268,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "fates: survivor": lambda: merging("survivor"),
     "fates: reset": lambda: merging("reset"),
     "workers that move to a third trainer": moving,
-    "workers that move to an outer optimizer with numbers": lambda: moving(outer=CountingSGD),
+    "own: workers that move to an outer optimizer with numbers": lambda: moving(outer=CountingSGD),
     "plain mean": local_sgd,
     "language model": lambda: result(language_model(), 4, final_samples=11),
     "streaming": lambda: result(streaming(), 4),
