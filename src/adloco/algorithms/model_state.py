@@ -140,7 +140,7 @@ def state_buffers(model: nn.Module, *, floating: bool) -> Buffers:
 
 def check_memory(model: nn.Module) -> None:
     """Raise ValueError unless each element of the parameters and of the model's state has a place
-    of its own in memory: `deepcopy` and shards would give it one, and others would not.
+    of its own in memory: shards and other devices would give it one, and one CPU would not.
     """
     buffers = [
         (f"{name} of a {type(each).__name__}", getattr(each, name))
