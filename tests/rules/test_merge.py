@@ -61,16 +61,16 @@ def test_more_asked_for_than_there_are() -> None:
 )
 def test_a_merge_that_cannot_be_is_refused(merge: Merge) -> None:
     for rounded in ({0: 1.0, 1: 0.0, 2: 0.0}, {0: 0.3000001, 1: 0.3, 2: 0.4}):
-        Merge(survivor=0, absorbed=(1, 2), weights=rounded).check([0, 1, 2])
+        Merge(survivor=0, absorbed=(1, 2), weights=rounded).checked([0, 1, 2])
     with pytest.raises(ValueError, match=r"^merge\.policy must .* \[0, 1, 2\], .* got Merge"):
-        merge.check([0, 1, 2])
+        merge.checked([0, 1, 2])
 
 
 def test_a_merge_in_numbers_of_numpy_is_written_as_any_other() -> None:
     numbers: list[Any] = [np.int64(0), np.int64(1), np.float32(0.5)]
     zero, one, half = numbers
     merge = Merge(survivor=one, absorbed=(zero,), weights={zero: half, one: half})
-    written = json.dumps(asdict(merge.check([0, 1])))
+    written = json.dumps(asdict(merge.checked([0, 1])))
     assert written == '{"survivor": 1, "absorbed": [0], "weights": {"0": 0.5, "1": 0.5}}'
 
 

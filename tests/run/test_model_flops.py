@@ -1,6 +1,7 @@
 """FLOPs of a token by hand arithmetic, and the peaks of devices."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -41,30 +42,26 @@ def test_a_gpt2_whose_layers_are_no_linear_modules() -> None:
     assert flops_per_token(GPT2LMHeadModel(config), 64) == expected
 
 
-def test_a_model_of_which_a_token_takes_a_part_is_unknown() -> None:
-    """Experts are stacked; a token goes through two of eight."""
-    config = MixtralConfig(
+@pytest.mark.parametrize(
+    ("config", "model", "sizes"),
+    [
+        (MixtralConfig, MixtralForCausalLM, {"num_key_value_heads": 2}),
+        (AlbertConfig, AlbertForSequenceClassification, {"embedding_size": 16}),
+    ],
+    ids=["two of eight experts for a token", "one layer twice"],
+)
+def test_a_model_whose_weights_are_not_used_once_is_unknown(
+    config: Any, model: Any, sizes: dict[str, int]
+) -> None:
+    built = config(
         vocab_size=100,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        **sizes,
     )
-    assert flops_per_token(MixtralForCausalLM(config), 64) is None
-
-
-def test_a_model_whose_layers_share_weights_is_unknown() -> None:
-    """A token goes through the one layer three times."""
-    config = AlbertConfig(
-        vocab_size=100,
-        embedding_size=16,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=80,
-    )
-    assert flops_per_token(AlbertForSequenceClassification(config), 64) is None
+    assert flops_per_token(model(built), 64) is None
 
 
 def test_a_model_without_a_configuration_is_unknown() -> None:

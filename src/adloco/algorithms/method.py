@@ -69,8 +69,8 @@ class Problem:
     """The training problem: a model, its loss and its data."""
 
     build_model: Callable[[], nn.Module]
-    """Makes a new model. Called on each rank, and for each worker if the model cannot be copied or
-    has functions or hooks of its own; every worker starts from a copy of rank 0's."""
+    """Makes a new model. Called for each worker, and on each of its ranks; every worker starts from
+    rank 0's parameters and buffers."""
     loss_fn: LossFunction
     """(model, batch) -> mean loss over the batch's samples. `model` can be a wrapper (DDP or a
     compiled model), so the function should only call it and not read its attributes."""

@@ -209,7 +209,7 @@ class Round:
         state, parts = self._state, self._parts
         requests = {trainer.id: trainer.requested_batch for trainer in state.trainers.values()}
         decided = parts.merging.policy.decide(state.rounds_done, requests)
-        merge = decided and decided.check(requests)
+        merge = decided and decided.checked(requests)
         # A merge averages global parameters, which diverged workers do not have.
         if merge or last:
             average_replicas(state, parts)

@@ -28,7 +28,7 @@ class Merge:
     """Weight of each merged trainer by id, the survivor included: its request over the sum of their
     requests."""
 
-    def check(self, living: Collection[int]) -> "Merge":
+    def checked(self, living: Collection[int]) -> "Merge":
         """The merge in Python's numbers, where it has NumPy's, too; ValueError unless it joins
         different living trainers, with weights for them alone that add up to 1.
         """

@@ -219,8 +219,8 @@ def fill_weighted(
 
 
 def _flat_parts(sources: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, ...]]:
-    """The same part of each source's tensors, flat: a block of a large tensor, or small ones one
-    after another.
+    """Yield the same part of each source's tensors, flat: a block of a large tensor, or several
+    small ones.
     """
     for part in together(sources[0]):
         flat = [[tensor.reshape(-1) for tensor in source[part]] for source in sources]
