@@ -17,7 +17,7 @@ from adloco import (
     NormTest,
     TensorSource,
 )
-from adloco.algorithms.model_state import optimizer_tensors
+from adloco.algorithms.optimizer_state import optimizer_tensors
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.testing import run_on_ranks

@@ -14,8 +14,8 @@ from transformers import BertConfig, GPT2Config, LlamaConfig
 
 from adloco import InnerAdamW, InnerMuon, InnerSGD
 from adloco.algorithms import muon_step
-from adloco.algorithms.model_state import load_optimizer
 from adloco.algorithms.muon_step import Muon, orthogonal, step_length
+from adloco.algorithms.optimizer_state import complete_state, float_states, load_optimizer
 from adloco.distributed.dtensor import gather_shards
 from adloco.rules.learning_rate import LearningRate
 from tests.problems import make_run
@@ -435,10 +435,12 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
     parameter = nn.Parameter(torch.ones(2))
     before, now = (Own([parameter], lr=rate) for rate in (0.1, 0.2))
     before.state[parameter] = own
-    before.state["all"] = {"steps": 3}
+    before.state["all"] = {"steps": 3, "exact": torch.ones(1)}
     load_optimizer(now, before.state_dict())
     assert now.param_groups[0]["lr"] == 0.1
-    assert now.state["all"] == {"steps": 3}
+    assert now.state["all"].keys() == {"steps", "exact"}
+    assert [name for _, name, _ in float_states(now)] == ["exact"]
+    complete_state(now)
     state = now.state[parameter]
     for name in ("exact", "count"):
         assert state[name].dtype == own[name].dtype

@@ -9,7 +9,8 @@ import torch
 
 from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
 from adloco.algorithms.merging import apply_merge
-from adloco.algorithms.model_state import copy_all, optimizer_tensors
+from adloco.algorithms.model_state import copy_all
+from adloco.algorithms.optimizer_state import optimizer_tensors
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.feedback import Feedback

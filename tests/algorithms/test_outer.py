@@ -12,8 +12,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco import DiLoCo, Int1, OuterOptimizer, Streaming, place
-from adloco.algorithms.model_state import forget
 from adloco.algorithms.muon_step import Muon
+from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.testing import run_on_ranks

@@ -13,12 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from adloco.algorithms.model_state import (
-    complete_state,
-    copy_all,
-    load_optimizer,
-    optimizer_tensors,
-)
+from adloco.algorithms.model_state import copy_all
+from adloco.algorithms.optimizer_state import complete_state, load_optimizer, optimizer_tensors
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.messages import broadcast_state

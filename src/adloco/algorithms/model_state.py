@@ -1,29 +1,24 @@
 """The tensors of a model that syncs, merges and checkpoints read and write."""
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.inner.shared import trainable
 from adloco.algorithms.method import OuterMemory
-from adloco.algorithms.muon_step import Muon
-from adloco.algorithms.short_types import ShortAdamW
+from adloco.algorithms.optimizer_state import float_states
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.parallel.layers import repeats
-from adloco.distributed.plain_state import split_state
 from adloco.errors import NonFiniteLossError, require
 
 LARGEST = 1e37
 """Parameters with this norm or a larger one count as infinite, because sums and differences of such
 float32 numbers could overflow.
 """
-ADAMS = torch.optim.Adam, torch.optim.AdamW, ShortAdamW
 ADVICE = "lower the learning rate or check the data"
 """Advice in messages about a number that is not finite."""
 
@@ -84,7 +79,7 @@ class Replica:
             add_up: Sums numbers over the ranks that have parts of the parameters.
             optimizers: Optimizers of these parameters, whose state must be finite too.
         """
-        states = [state for optimizer in optimizers for state in _float_states(optimizer)]
+        states = [state for optimizer in optimizers for state in float_states(optimizer)]
         norm_sq, state_sq = add_up(
             [squared_norm(self.params), squared_norm(tensor for _, _, tensor in states)]
         )
@@ -172,71 +167,6 @@ def all_tensors(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """State tensors of an optimizer, ordered by its parameters and then by their names; also those
-    in lists, as Shampoo has them.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    states = [optimizer.state.get(parameter, {}) for parameter in parameters]
-    return [
-        tensor
-        for state in states
-        for key in sorted(state)
-        for tensor in split_state(state[key])[1].values()
-    ]
-
-
-def complete_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that had no gradient yet the state before a first step, zeros, as far as
-    another parameter shows what it consists of.
-
-    Raises:
-        ValueError: The optimizer does not begin with zeros.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    missing = [parameter for parameter in parameters if not optimizer.state.get(parameter)]
-    # Of a parameter without dimensions a count of steps looks like a moment.
-    known = [(owner, state) for owner, state in optimizer.state.items() if state and owner.ndim]
-    if not (missing and known):
-        return
-    require(
-        begins_with_zeros(optimizer),
-        f"the states of {type(optimizer).__name__} cannot be averaged where some parameters had no "
-        "gradient yet; set merge.inner_state keep or reset",
-    )
-    owner, shown = known[0]
-    for parameter in missing:
-        optimizer.state[parameter] = {
-            key: torch.zeros_like(parameter, dtype=value.dtype)
-            if value.shape == owner.shape
-            else torch.zeros_like(value)
-            for key, value in shown.items()
-            if isinstance(value, Tensor)
-        }
-
-
-def begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
-    """True for SGD without dampening, Adam and Muon."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return not any(group["dampening"] for group in optimizer.param_groups)
-    return type(optimizer) in (*ADAMS, Muon)
-
-
-def _float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor]]:
-    """(parameter, name, tensor) of an optimizer's floating-point state.
-
-    Counts of steps that are kept in host memory are left out.
-    """
-    return [
-        (parameter, key, value)
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.device == parameter.device
-    ]
-
-
 @torch.no_grad()
 def copy_all(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
     """Copy each source into its target, in place.
@@ -247,86 +177,3 @@ def copy_all(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
         if source.is_floating_point() and not target.is_floating_point():
             source = source.round()  # A mean of counts may be a rounding below their number.
         target.copy_(in_memory_of(scattered(source, target), target))
-
-
-@torch.no_grad()
-def forget(optimizer: torch.optim.Optimizer) -> None:
-    """Forget an optimizer's state: it goes on as if it began.
-
-    Those that begin with zeros keep these, because a merge averages them with the states of others.
-    """
-    if not begins_with_zeros(optimizer):
-        optimizer.state.clear()
-    for tensor in optimizer_tensors(optimizer):
-        tensor.zero_()
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a copy of a saved state into an optimizer; an empty one makes it forget its own.
-
-    The saved tensors are whole; each is sharded like its parameter.
-    """
-    if not saved["state"]:
-        forget(optimizer)
-        if type(optimizer) in (torch.optim.SGD, *ADAMS, Muon):  # Its groups have settings alone.
-            return
-    sizes, own_sizes = (
-        [len(group["params"]) for group in groups]
-        for groups in (saved["param_groups"], optimizer.param_groups)
-    )
-    require(
-        sizes == own_sizes,
-        f"the inner or outer optimizer has groups of {own_sizes} parameters here and had {sizes} "
-        "when the state was saved; resume it with the version of adloco that began it",
-    )
-    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-    def placed(value: Any, parameter: Tensor) -> Any:
-        alike = isinstance(value, Tensor) and value.shape == parameter.shape
-        return scattered(value, parameter) if alike else value
-
-    states = dict(saved["state"])  # Some have an entry that belongs to no parameter.
-    for index, parameter in enumerate(every):
-        if index in states:
-            entry = states[index].items()
-            states[index] = {key: placed(value, parameter) for key, value in entry}
-    groups = [
-        was | {key: group[key] for key in _kept(optimizer, group, was)}
-        for group, was in zip(optimizer.param_groups, saved["param_groups"], strict=True)
-    ]
-    # A copy, because torch would otherwise use the given tensors as its state.
-    optimizer.load_state_dict(copy.deepcopy({**saved, "state": states, "param_groups": groups}))
-    # torch gives state the type of its parameter, which its own optimizers have but for counts.
-    loaded = split_state(optimizer.state_dict()["state"])[1]
-    for path, tensor in split_state(states)[1].items():
-        exact = path in loaded and not (tensor.ndim and _is_known(optimizer))
-        if exact and loaded[path].dtype != tensor.dtype:
-            loaded[path].data = tensor.to(loaded[path].device, copy=True)
-
-
-def _is_known(optimizer: torch.optim.Optimizer) -> bool:
-    """True for an optimizer of torch or adloco."""
-    return type(optimizer).__module__.startswith(("torch.", "adloco."))
-
-
-def _kept(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], was: Mapping[str, Any]
-) -> Iterable[str]:
-    """The values of a group that an optimizer keeps when it loads a state.
-
-    All of torch's and adloco's are settings, and the new ones count, unless a scheduler of torch's
-    was attached to the saved optimizer. Others may count steps there, or change their rate. Which
-    kernels work depends on the placement: fused ones cannot handle sharded tensors.
-    """
-    others = was.keys() - group.keys() - {"initial_lr"}
-    require(
-        not (others and group.keys() - was.keys()),
-        f"the state is that of an optimizer with {', '.join(sorted(others))}, which "
-        f"{type(optimizer).__name__} has not; load it into one of the same class",
-    )
-    kernels = {"fused", "foreach"} & group.keys()
-    if "initial_lr" in was:
-        return kernels
-    # Of these, which decide what the state consists of, the old ones count.
-    old = {"amsgrad", "centered"} | ({"momentum"} if "centered" in group else set())
-    return group.keys() - {"params"} - old if _is_known(optimizer) else kernels

@@ -29,16 +29,9 @@ from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
 from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
-from adloco.algorithms.model_state import (
-    ADVICE,
-    Replica,
-    begins_with_zeros,
-    copy_all,
-    forget,
-    load_optimizer,
-    state_buffers,
-)
+from adloco.algorithms.model_state import ADVICE, Replica, copy_all, state_buffers
 from adloco.algorithms.muon_step import Muon
+from adloco.algorithms.optimizer_state import begins_with_zeros, forget, load_optimizer
 from adloco.algorithms.optimizers import InnerFactory, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
