@@ -132,6 +132,34 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(
     assert (graphs.captures > 0) == (part == "updates")
 
 
+def test_smaller_passes_are_captured_after_memory_ran_out(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(function: Callable[[], Any], lane: Any) -> Again:
+        if lane.largest > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Again(function, lane)
+
+    monkeypatch.setattr(cuda_graphs, "Graph", scarce)
+    weight = nn.Parameter(torch.ones(()))
+    lane = cuda_graphs.Lane(torch.device("cpu"))
+    passes = cuda_graphs.CapturedPasses([weight], lane, compiled=False)
+
+    def compute(batch: Tensor, share: Tensor | float) -> Tensor:
+        loss = (weight * batch).sum() * share
+        loss.backward()
+        return loss.detach()
+
+    captures = []
+    with pytest.warns(UserWarning, match="kernel by kernel: CUDA out of memory"):
+        for size in (8, 8, 4, 8, 4):
+            passes.run(compute, torch.ones(size), 0.5, None)
+            captures.append(graphs.captures)
+            assert passes.fit(size) == (size < 8)
+    assert captures == [0, 0, 1, 1, 1]
+    assert weight.grad is not None and float(weight.grad) == 0.5 * (8 + 8 + 4 + 8 + 4)
+
+
 def test_a_capture_that_fails_ends_for_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch leaves it, no cached memory would be freed any more; and the cause is said."""
 

@@ -7,6 +7,7 @@ stay where they are, and an update is captured again when one of its tensors is 
 """
 
 import contextlib
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
 from adloco.distributed.device import new_stream, pinned, to_device
+from adloco.distributed.device_memory import ran_out_of_memory
 from adloco.distributed.parallel.gradient_norms import GradientSums
 
 Pass = Callable[[Tensor, Tensor | float], Tensor]
@@ -130,7 +132,8 @@ class CapturedPasses:
         self._device = parameters[0].device
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
-        self._refused = False
+        self._most: float = math.inf
+        """Elements of the largest micro-batch whose capture may not fail."""
 
     @property
     def attached(self) -> bool:
@@ -147,7 +150,7 @@ class CapturedPasses:
             most = 0 if shared else LARGEST_COMPILED_WORK / self._size
         else:
             most = min(MOST_ELEMENTS, (SHARED_WORK if shared else LARGEST_WORK) / self._size)
-        return elements <= most and not self._refused
+        return elements <= min(most, self._most)
 
     def forget(self) -> None:
         """Free the graphs, and the gradients that they add to, which are as large as the model."""
@@ -155,7 +158,7 @@ class CapturedPasses:
         self._gradients.clear()
 
     def run(self, compute: Pass, batch: Tensor, share: float, sums: GradientSums | None) -> Tensor:
-        """Compute a pass, as `compute` would; by `compute` itself once a capture has failed.
+        """Compute a pass, as `compute` would; by `compute` itself if its capture fails.
 
         Args:
             compute: The pass.
@@ -164,7 +167,7 @@ class CapturedPasses:
             sums: Takes the squared norm of the gradient of this pass; None: it is not measured.
         """
         key = (batch.shape, batch.dtype, sums is None)
-        if key not in self._passes and not self._refused:
+        if key not in self._passes and batch.numel() <= self._most:
             if batch.numel() > self._lane.largest:
                 # Memory of smaller ones rarely fits, and would be kept beside it.
                 self._lane.forget()
@@ -173,11 +176,12 @@ class CapturedPasses:
                 self._passes[key] = self._capture(compute, batch, sums)
             except RuntimeError as error:  # Also for want of memory, of which a graph needs more.
                 _warn("passes", error)
-                self._refused = True
+                # Half of it may fit.
+                self._most = batch.numel() - 1 if ran_out_of_memory(error) else 0
                 self._lane.forget()
                 if sums:
                     sums.drop()
-        if self._refused:
+        if key not in self._passes:
             return compute(to_device(batch, self._device), share)
         # What the step has of gradients so far, if anything, goes where graphs add to.
         unset = [gradient for each, gradient in self._gradients.items() if each.grad is None]
