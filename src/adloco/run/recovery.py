@@ -72,8 +72,8 @@ def load_newest_good(
         LostPartsError: No checkpoint is good.
         ValueError: Another version wrote it.
     """
-    on_disk = _union(placement.all_values([path.name for path in list_all(folder)]))
-    names = sorted(on_disk | _union(placement.all_values(list(copies))), reverse=True)
+    on_disk = set[str]().union(*placement.all_values([path.name for path in list_all(folder)]))
+    names = sorted(on_disk.union(*placement.all_values(list(copies))), reverse=True)
     require(bool(names), f"{folder} has no checkpoint; start the run again in another folder")
     unusable: list[Unusable] = []
     for name in names:
@@ -95,7 +95,9 @@ def load_newest_good(
         damage = "; ".join(sorted({text for text in lost.values() if text}))
         missing = ", ".join(lost)
         unusable.append(Unusable(name=name, damage=damage, missing=missing))
-    found = "; ".join(f"{each.name}: {_reason(each)}" for each in unusable)
+    found = "; ".join(
+        f"{each.name}: {each.damage or f'{each.missing} is missing'}" for each in unusable
+    )
     raise LostPartsError(
         f"no checkpoint in {folder} is good ({found}); bring back the files, or start the run "
         "again in another folder"
@@ -203,14 +205,6 @@ class _Sharing:
             self.parts[part] = state
             if sender // placement.ranks_per_worker != island:
                 self.bytes_received += num_bytes(list(split_state(state)[1].values()))
-
-
-def _union(names: Sequence[Sequence[str]]) -> set[str]:
-    return {name for of_rank in names for name in of_rank}
-
-
-def _reason(unusable: Unusable) -> str:
-    return unusable.damage or f"{unusable.missing} is missing"
 
 
 def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list[str]:
