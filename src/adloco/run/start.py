@@ -93,15 +93,14 @@ def prepare_run(
         notices.append(
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
-    if stored:
-        return RunParts(**vars(opened), notices=notices)
-    notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
-    if problem:
-        notices.append(unread_streams(problem.data.num_streams, recipe))
-    notices.append(read_whole(opened.builder, placement))
-    if not recipe.data.streaming:
-        task = opened.task
-        notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
+    if stored is None:
+        notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
+        if problem:
+            notices.append(unread_streams(problem.data.num_streams, recipe))
+        notices.append(read_whole(opened.builder, placement))
+        if not recipe.data.streaming:
+            task = opened.task
+            notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
     return RunParts(**vars(opened), notices=[*filter(None, notices)])
 
 
