@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from adloco.config.values import adapter
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.run.record_types import OfRound, adapter, fault
+from adloco.run.record_types import OfRound, fault
 from adloco.whole_file import write_text
 
 T = TypeVar("T")
