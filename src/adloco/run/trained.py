@@ -154,7 +154,6 @@ def evaluate(
     """
     stored, recipe = trained.stored, trained.stored.recipe
     windows = None if windows is None else _whole("windows", windows)
-    require((windows or 0) >= 0, f"windows must be >= 0, got {windows}")
     require(
         not windows or recipe.task.packed,
         f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
