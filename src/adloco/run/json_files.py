@@ -51,9 +51,7 @@ def text_of(lines: Iterable[Record]) -> str:
 def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
     """The complete lines of a file, one after another; none if there is no file.
 
-    Args:
-        file: The file.
-        kind: A type from `record_types`, which says what a line must have.
+    kind: A type from `record_types`, which says what a line must have.
 
     Raises:
         ValueError: A line is damaged.
@@ -93,9 +91,7 @@ def _parse(line: bytes, file: Path, where: str, kind: type) -> Record:
 class RoundLines:
     """A file of lines that a run appends, each of a round; the rounds rise.
 
-    Args:
-        file: The file.
-        rise: How much the round rises at least from line to line.
+    rise: How much the round rises at least from line to line.
     """
 
     def __init__(self, file: Path, *, rise: int) -> None:
@@ -187,9 +183,7 @@ class RoundLines:
 
         A file without the lines of some rounds is as good as none of them, and `cut` says so.
 
-        Args:
-            digest: From `digest`, at a checkpoint.
-            rounds: Complete rounds at the checkpoint.
+        digest: From `digest`, at a checkpoint after so many complete rounds.
         """
         require(
             self.unchanged(digest) or not {*self.gone(rounds)} <= {*digest[2:]},

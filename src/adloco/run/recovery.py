@@ -63,7 +63,6 @@ def load_newest_good(
 
     Args:
         folder: Folder of all checkpoints of the run.
-        placement: The ranks.
         workers: Ids of the run's workers, whose parts are needed.
         copies: Parts that this process has in memory, by the name of the checkpoint that they
             would make, and by part.
@@ -208,15 +207,10 @@ class _Sharing:
 
 
 def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list[str]:
-    """Rename damaged checkpoints and remove incomplete ones, so that they do not count any more.
+    """Rename damaged checkpoints and remove incomplete ones, so that they do not count any more;
+    return a sentence for each. Called on all ranks.
 
-    Args:
-        folder: Folder of all checkpoints of the run.
-        found: The checkpoint from which the run continues, and the newer ones. Called on all ranks.
-        placement: The ranks.
-
-    Returns:
-        A sentence for each.
+    folder: Folder of all checkpoints of the run.
     """
 
     def clear() -> None:

@@ -31,8 +31,7 @@ class Progress:
 class Clock:
     """The seconds of training that count, over all processes that trained the run.
 
-    Args:
-        seconds: Those of the state from which training continues.
+    seconds: Those of the state from which training continues.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:

@@ -64,7 +64,6 @@ def load_trained(
     """Load a trainer's model from a checkpoint of a run.
 
     Args:
-        folder: The run's folder.
         trainer: Its number; None for the trainer with the lowest validation loss.
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
@@ -141,7 +140,6 @@ def evaluate(
     """Evaluate a model.
 
     Args:
-        trained: The model of a run.
         path: Data of which all rows are used; None for the run's own validation rows.
         windows: Windows to evaluate a language model on, evenly spaced; 0: all; None: as many as in
             training.
@@ -180,11 +178,9 @@ def continued(
     """Continue a text with a language model.
 
     Args:
-        trained: The model of a run.
         prompt: The text; empty: the model begins one.
         max_tokens: Most tokens to add.
         temperature: Divides the logits; 0 takes the most likely token each time.
-        seed: Seed of the draw.
 
     Yields:
         The prompt as the tokenizer gives it back, then each piece of text that follows.

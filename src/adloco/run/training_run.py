@@ -86,8 +86,6 @@ class TrainingRun:
         """Build the trainers and their models, and write nothing.
 
         Args:
-            parts: What the run is built from.
-            folder: The run's folder.
             stored: The run to resume; None: a new one.
             copies: Keeps copies of the run's state in memory; None: there are none.
 
@@ -153,7 +151,6 @@ class TrainingRun:
         """A new run. If it fails before its first checkpoint, it leaves no files in its folder.
 
         Args:
-            recipe: Its settings.
             problem: The model, data and loss of a run from Python; None: those of the recipe.
             copies: Keeps copies of the run's state in memory; None: there are none.
 
@@ -203,7 +200,6 @@ class TrainingRun:
         A run that was killed before its first checkpoint begins again.
 
         Args:
-            folder: The run's folder.
             flags: (section.key, value) of settings that change; see `stored.changeable`.
             kind: What starts.jsonl says of it.
             problem: As in `create`.
