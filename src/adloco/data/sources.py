@@ -24,11 +24,8 @@ HOLD_OUT_MORE = (
 def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:
     """Raise ValueError if there are too few tokens for one window.
 
-    Args:
-        data: Names the source, and the tokens of a window.
-        tokens: How many there are.
-        use: A verb for the message, as in "train".
-        advice: What to do besides giving more text.
+    use: A verb for the message, as in "train".
+    advice: What to do besides giving more text.
     """
     # Each predicted token has one before it, so a window takes one token more.
     least = data.context_tokens + 1

@@ -69,9 +69,7 @@ def own_mechanisms(recipe: Recipe) -> list[str]:
 def ablated_arms(recipe: Recipe, names: Sequence[str]) -> dict[str, Flags]:
     """The arms of an ablation: the recipe, the recipe without each mechanism, and without all.
 
-    Args:
-        recipe: The whole method.
-        names: Mechanisms to leave out, of `MECHANISMS`.
+    names: Mechanisms to leave out, of `MECHANISMS`.
 
     Returns:
         Arm -> settings that make it from the recipe.

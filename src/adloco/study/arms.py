@@ -157,7 +157,6 @@ def planned_run(
     same run is found again, and never taken for another.
 
     Args:
-        arm: Name of the arm.
         recipe: A file, or the name of a shipped recipe.
         common: Settings of all arms.
         changes: The arm's own settings, which are stronger. If they choose another class, for

@@ -43,8 +43,6 @@ def open_islands(
     """Open the texts of the islands whose workers are here.
 
     Args:
-        settings: The task.
-        given: Its data, with islands.
         here: The numbers of these islands, from 0.
         workers: Workers of all islands together.
 
@@ -76,7 +74,6 @@ class IslandTexts:
     def __init__(self, data: DataSettings, tasks: Mapping[int, Task], workers: int) -> None:
         """
         Args:
-            data: Names the islands.
             tasks: The task on the text of each island that is open here, by number.
             workers: Workers of all islands together, each of which has a stream.
         """

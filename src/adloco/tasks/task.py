@@ -110,7 +110,6 @@ class Task(Protocol):
 
         Args:
             model: The model, which is set to evaluation mode.
-            device: Where the model is.
             at_once: Most samples in one call of the model.
             part: Which part this is, from 0.
             parts: Number of parts.
