@@ -126,11 +126,7 @@ class RoundLines:
         return _parse(complete[-1], self.file, "the last line", OfRound) if complete else {}
 
     def cut(self, rounds: int) -> list[int]:
-        """Remove the lines of all rounds after this many.
-
-        Returns:
-            The rounds up to this one that have no line.
-        """
+        """Remove the lines of all rounds after this many; return the earlier rounds without one."""
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
         # A full disk has no room for a copy, which is rarely needed.
         if text_of(kept) != (self.file.read_text() if _there(self.file) else ""):

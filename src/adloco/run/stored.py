@@ -276,12 +276,10 @@ def check_records(folder: Path) -> None:
 
 
 def check_written_records(folder: Path) -> list[str]:
-    """Raise ValueError if the records are not those that the newest checkpoint knows.
+    """Raise ValueError if the records are not those that the newest checkpoint knows; return a
+    sentence for each file that has no line of some round.
 
     A report needs no checkpoint, so one that cannot be read does not count.
-
-    Returns:
-        A sentence for each file that has no line of some round.
     """
     try:
         saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)

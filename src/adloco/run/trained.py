@@ -112,11 +112,7 @@ def _builder(stored: StoredRun) -> Builder:
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
-    """Open the run's task with its own data.
-
-    Raises:
-        ValueError: The data is not what the run began with.
-    """
+    """Open the run's task with its own data; ValueError if that is not what the run began with."""
     stored = trained.stored
     if trained.problem:
         return ProblemTask(trained.problem)

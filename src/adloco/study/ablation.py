@@ -52,11 +52,7 @@ PAPER = ("adaptive-batch", "merging", "switch-mode")
 
 
 def own_mechanisms(recipe: Recipe) -> list[str]:
-    """The mechanisms of the paper's ablation that a recipe has.
-
-    Raises:
-        ValueError: It has none of them.
-    """
+    """The mechanisms of the paper's ablation that a recipe has; ValueError if it has none."""
     found = [name for name in PAPER if MECHANISMS[name].present(recipe)]
     require(
         bool(found),

@@ -178,11 +178,7 @@ def planned_run(
 
 
 def finished_run(folder: Path) -> StudyRun:
-    """A run that has ended, by its folder.
-
-    Raises:
-        ValueError: No run lives there, or it has not ended.
-    """
+    """A run that has ended, by its folder; ValueError if none lives there, or it has not ended."""
     require(
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",

@@ -149,11 +149,7 @@ class TaskSettings(Protocol):
         ...
 
     def open(self, given: TaskData) -> Task:
-        """Open the task with its data.
-
-        Raises:
-            ValueError: The data cannot be read or does not suit the task.
-        """
+        """Open the task with its data; ValueError if that cannot be read or used for it."""
         ...
 
 
