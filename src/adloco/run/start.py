@@ -202,9 +202,7 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     def open_here() -> Task:
         tokenizer = stored.tokenizer if stored else None
         given = TaskData(recipe.data, recipe.evaluation, tokenizer)
-        if islands:
-            return open_islands(recipe.task, given, own, method.num_workers)
-        return recipe.task.open(given)
+        return open_islands(recipe.task, given, own, method.num_workers)
 
     made = open_here() if placement.is_rank_zero else None
     placement.agree(None)

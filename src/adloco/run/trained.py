@@ -119,10 +119,7 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
     recipe = stored.recipe
     given = TaskData(recipe.data, evaluation, stored.tokenizer)
     islands = range(len(recipe.data.islands))
-    workers = recipe.method.num_workers
-    task: Task = (
-        open_islands(recipe.task, given, islands, workers) if islands else recipe.task.open(given)
-    )
+    task = open_islands(recipe.task, given, islands, recipe.method.num_workers)
     if isinstance(task, IslandTexts):
         task.gather_texts(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
