@@ -123,11 +123,8 @@ class StreamSource:
     ) -> None:
         """Make a source.
 
-        Args:
-            tokens_at_least: Takes a number and returns all tokens fetched so far: at least that
-                many, unless the text has fewer.
-            context_tokens: Tokens that a model sees of each sample.
-            num_streams: Number of disjoint streams.
+        tokens_at_least: Takes a number and returns all tokens fetched so far: at least that many,
+            unless the text has fewer.
         """
         self.context_tokens = context_tokens
         self.num_streams = num_streams

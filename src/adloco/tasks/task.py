@@ -81,8 +81,7 @@ class Task(Protocol):
     def num_train_samples(self, at_least: int) -> int:
         """Number of samples to train on; `sys.maxsize` if it is not known.
 
-        Args:
-            at_least: For a stream, samples to fetch; the number is then of those so far.
+        at_least: For a stream, samples to fetch; the number is then of those so far.
         """
         ...
 
