@@ -294,6 +294,8 @@ class TrainingRun:
                     for record in self._train():
                         self._trackers.log(record)
                         yield record
+                except NonFiniteLossError as error:  # Of a round, or of the state to be saved.
+                    raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
                 finally:
                     self.saving.wait()
 
@@ -363,8 +365,6 @@ class TrainingRun:
                 return self.algorithm.round(
                     size.steps, self._memory.phase, final_samples=size.final, last=last
                 )
-        except NonFiniteLossError as error:
-            raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
         except OutOfMemoryError as error:
             raise out_of_memory.noted(
                 self.folder, self.algorithm.state.rounds_done, error
@@ -470,10 +470,7 @@ class TrainingRun:
 
         copy: Their tensors are copies, which can be read while training continues.
         """
-        try:
-            self.algorithm.state.require_finite(self.placement)
-        except NonFiniteLossError as error:
-            raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
+        self.algorithm.state.require_finite(self.placement)
         about = {
             "rng": rng_state(self.device),
             "seconds": self._clock.seconds,
