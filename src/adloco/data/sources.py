@@ -80,8 +80,7 @@ class TokenSource:
     def __init__(
         self, tokens: NDArray[Any], *, context_tokens: int, num_streams: int = 1, seed: int = 0
     ) -> None:
-        """Make a source.
-
+        """
         Args:
             tokens: Token ids, [tokens], of any integer type; may be a memory map.
             context_tokens: Tokens that a model sees of each sample.
@@ -121,8 +120,7 @@ class StreamSource:
         context_tokens: int,
         num_streams: int,
     ) -> None:
-        """Make a source.
-
+        """
         tokens_at_least: Takes a number and returns all tokens fetched so far: at least that many,
             unless the text has fewer.
         """

@@ -47,8 +47,7 @@ class TransformersTokenizer:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        """Wrap a tokenizer.
-
+        """
         name: What data.tokenizer calls it, for error messages.
 
         Raises:
