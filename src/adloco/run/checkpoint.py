@@ -137,10 +137,10 @@ def best(folder: Path, records: Iterable[Record]) -> Path:
 
 def of_round(folder: Path, round: int) -> Path:
     """The newest checkpoint of a round in a folder; ValueError if none is kept."""
-    newest(folder)
-    named = [(round_of(path), path) for path in list_checkpoints(folder)]
-    found = [path for number, path in named if number == round]
-    kept = ", ".join(str(number) for number in sorted({number for number, _ in named}))
+    newest(folder)  # Which says if there is none at all.
+    all_kept = list_checkpoints(folder)
+    found = [path for path in all_kept if round_of(path) == round]
+    kept = ", ".join(map(str, sorted({*map(round_of, all_kept)})))
     require(
         bool(found),
         f"{folder} has no checkpoint of round {round}; those of rounds {kept} are kept "
