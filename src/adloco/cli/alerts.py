@@ -69,10 +69,8 @@ class Alerts:
     def tell(self, event: Event, text: str, *, anyone: bool = False) -> None:
         """Begin a call.
 
-        Args:
-            event: What has happened.
-            text: A sentence about it.
-            anyone: False if rank 0 alone tells it.
+        text: A sentence about the event.
+        anyone: False if rank 0 alone tells it.
         """
         if not self._tells or (this_rank() != 0 and not anyone):
             return
@@ -97,9 +95,7 @@ class Alerts:
     def watched(self, rounds: Iterable[Record], longest: float) -> Iterator[Record]:
         """The rounds; tells if one stalls, and if it ends after all.
 
-        Args:
-            rounds: The records of rounds as they end.
-            longest: Seconds of the longest round so far; 0 if there is none.
+        longest: Seconds of the longest round so far; 0 if there is none.
         """
         left = iter(rounds)
         while self._tells:

@@ -271,9 +271,7 @@ def take_settings(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Separate settings from the other words of a line.
 
-    Args:
-        words: The line.
-        lists: True if a key takes all values up to the next word that begins with --.
+    lists: True if a key takes all values up to the next word that begins with --.
 
     Returns:
         (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the other

@@ -26,13 +26,7 @@ SHOWN_OF_SAMPLE = 160
 def closing_lines(
     run: TrainingRun, summary: dict[str, Any], records: Sequence[Record]
 ) -> list[str]:
-    """Lines about a finished run: its results, its report and next commands.
-
-    Args:
-        run: The run.
-        summary: The content of summary.json.
-        records: The lines of metrics.jsonl.
-    """
+    """Lines about a finished run: its results, its report and next commands."""
     last = records[-1]
     merges = sum(len(record["merges"]) for record in records)
     rows = [row for record in records for row in record["trainers"]]

@@ -49,9 +49,7 @@ class LiveView:
 
     It is drawn several times a second, so it keeps what it shows of past rounds, not their records.
 
-    Args:
-        run: The run.
-        signs: Warnings that were given before it was resumed.
+    signs: Warnings that were given before it was resumed.
     """
 
     def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:

@@ -29,10 +29,8 @@ class Advance(Protocol):
 def shown_progress(console: Console, what: str, done: int = 0) -> Iterator[Advance]:
     """Show a bar on a terminal, which goes away at the end, or a line every SECONDS_PER_LINE.
 
-    Args:
-        console: Where to show it.
-        what: What is done; a line begins with it.
-        done: Units of work that were done before.
+    what: What is done; a line begins with it.
+    done: Units of work that were done before.
     """
     columns = (
         TextColumn("{task.description}"),

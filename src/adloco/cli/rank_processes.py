@@ -131,8 +131,7 @@ def on_ranks(
     """Run `adloco WORDS` on several ranks of this machine and return the exit code.
 
     Args:
-        count: Number of ranks.
-        recipe: The recipe that they run; None: there is none.
+        recipe: The recipe that the ranks run; None: there is none.
         words: The line after `adloco`.
         recovery: What happens after a rank has failed, if the others recover; None: all end.
         machines: Those whose ranks train together; None: this one alone.

@@ -12,10 +12,8 @@ from adloco.run.training_run import TrainingRun
 def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
     """A round in one line.
 
-    Args:
-        record: The round's line of metrics.jsonl.
-        wire: The value of `wire.format`, which encodes the pseudo-gradients.
-        measures: What the task measures in an evaluation, the loss first.
+    wire: The value of `wire.format`, which encodes the pseudo-gradients.
+    measures: What the task measures in an evaluation, the loss first.
     """
     trainers = " | ".join(
         f"t{row['trainer']} batch {batch_text(row)} = {row['workers']}w x "
@@ -92,9 +90,7 @@ def _bad_numbers(record: Record) -> list[str]:
 def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
     """Line about tokens and time lost at interruptions; empty if there were none.
 
-    Args:
-        starts: Its starts and stops.
-        seconds: Of training that counts so far.
+    seconds: Of training that counts so far.
     """
     cost = failure_cost(starts, seconds)
     number = cost["interruptions"]

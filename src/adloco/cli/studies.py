@@ -58,8 +58,6 @@ def run_study(
 
     Args:
         runs: The runs, arm by arm.
-        arguments: The command.
-        folder: The study's folder.
         title: Heading of the page.
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.

@@ -151,13 +151,12 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
 
 
 class _FailureCount:
-    """Counts failures of ranks, so that a run ends of which one fails in each round."""
+    """Counts failures of ranks, so that a run ends of which one fails in each round.
+
+    folder: The run's folder, as this machine sees it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """
-        Args:
-            folder: The run's folder, as this machine sees it.
-        """
         self._folder = folder
         self._rounds = self._trained()
         self._in_a_row = 0

@@ -40,14 +40,7 @@ Settings = list[tuple[str, str]]
 
 
 def train_here(arguments: "Train", alerts: Alerts) -> int:
-    """Train the run of a line in this process.
-
-    Args:
-        arguments: Of `adloco train`.
-        alerts: Who is told what happens.
-
-    Returns:
-        The exit code.
+    """Train the run of a line in this process; return the exit code.
 
     Raises:
         RankFailureError: A rank failed, and the others do not recover.

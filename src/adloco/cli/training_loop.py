@@ -57,8 +57,7 @@ class Training:
     def train(self, settings: Sequence[tuple[str, str]]) -> int | None:
         """Train until the budget is spent, the user stops the run, or its ranks are to meet again.
 
-        Args:
-            settings: (section.key, value) of the settings on the line, to be logged.
+        settings: (section.key, value) of the settings on the line, to be logged.
 
         Returns:
             The exit code; None if the run was saved for its ranks to meet again.
@@ -150,8 +149,7 @@ class Training:
     def check_times(self, longest: float) -> None:
         """Say if a checkpoint takes longer than a stop may, or a round than ranks are waited for.
 
-        Args:
-            longest: Seconds of the longest round.
+        longest: Seconds of the longest round.
         """
         settings, seconds = self.run.recipe.run, self.run.saving.seconds
         if seconds > settings.grace_seconds:

@@ -27,10 +27,7 @@ Show = Callable[[Record, Sequence[Sign]], None]
 def open_view(run: TrainingRun, console: Console, signs: Sequence[Sign] = ()) -> Iterator[Show]:
     """Open the view that suits the console until the context ends.
 
-    Args:
-        run: The run.
-        console: Where to show it.
-        signs: Warnings that were given before the run was resumed.
+    signs: Warnings that were given before the run was resumed.
     """
     if console.is_jupyter and not console.quiet:
         yield _in_notebook(LiveView(run, signs))

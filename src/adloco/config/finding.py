@@ -77,8 +77,7 @@ def aliases() -> dict[str, str]:
 def settings_meant(word: str) -> list[str]:
     """The settings whose key is this word, or for which it is another name; none if none is.
 
-    Args:
-        word: Such as lr, --sync-every, H or method.h.
+    word: Such as lr, --sync-every, H or method.h.
     """
     names = setting_facts()
     key = _key(word)

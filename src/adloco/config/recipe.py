@@ -24,8 +24,7 @@ Values = dict[str, dict[str, Any]]
 def read_values(recipe: str) -> Values:
     """Read the sections of a recipe; without run.name, the recipe gets the name of its file.
 
-    Args:
-        recipe: Path of a TOML file, or the name of a shipped recipe.
+    recipe: Path of a TOML file, or the name of a shipped recipe.
 
     Raises:
         ValueError: There is no such recipe, or it is not valid TOML in UTF-8.

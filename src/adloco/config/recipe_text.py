@@ -141,10 +141,8 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
     Options of lab/ that have their defaults are left out unless meanings are wanted, so that a run
     can be read where such an option was removed.
 
-    Args:
-        recipe: The recipe to write.
-        with_meanings: Put the help text of each setting above it as a comment, and the default
-            beside a value that differs from it.
+    with_meanings: Put the help text of each setting above it as a comment, and the default beside a
+        value that differs from it.
 
     Raises:
         ValueError: A setting has a value that TOML cannot represent.

@@ -56,7 +56,7 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
     required = any(each.default is each.default_factory is MISSING for each in fields(owner))
     try:
         # Without values there is nothing to convert, and an adapter takes a millisecond to build.
-        return _adapter(owner).validate_python(checked) if checked or required else owner()
+        return adapter(owner).validate_python(checked) if checked or required else owner()
     except pydantic.PydanticSchemaGenerationError as error:
         raise ValueError(
             f"{owner.__module__}:{owner.__qualname__} has a setting of a type that a recipe cannot "
@@ -79,8 +79,9 @@ def takes_truths(hint: Any) -> bool:
 
 
 @functools.cache
-def _adapter(owner: type) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(owner)
+def adapter(kind: type) -> pydantic.TypeAdapter[Any]:
+    """Makes values of a type from what was read, or raises ValidationError."""
+    return pydantic.TypeAdapter(kind)
 
 
 def kind_of(hint: Any) -> str:

@@ -51,13 +51,7 @@ class SourceUnreachableError(ValueError):
 
 
 def no_column(column: str, present: list[str], text_column: str) -> BadRow:
-    """The defect of a row or data file without this column.
-
-    Args:
-        column: The column that is missing.
-        present: Columns that are there.
-        text_column: Value of data.text_column.
-    """
+    """The defect of a row or data file that has other columns, and not this one."""
     advice = (
         f"set data.text_column to one of {present}"
         if column == text_column

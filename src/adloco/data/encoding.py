@@ -48,7 +48,6 @@ def encode_chunks(
         chunks: What to encode. A ValueError from it is raised after the chunks before it.
         folder: Folder from which the processes of the pool load the tokenizer.
         tokenizer: The same tokenizer, for this process.
-        dtype: Integer type of the tokens.
         pool: Processes that encode; None: this process does.
         ahead: Number of chunks that the pool encodes at a time.
     """

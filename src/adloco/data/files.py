@@ -21,11 +21,7 @@ TABLES = (".json", ".csv", ".tsv")
 
 
 def expanded(path: str) -> Path:
-    """The path, with ~ or ~user at its beginning replaced by a home folder.
-
-    Raises:
-        ValueError: There is no such user.
-    """
+    """The path, with ~ or ~user replaced by a home folder; ValueError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

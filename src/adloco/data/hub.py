@@ -29,10 +29,6 @@ DOWNLOAD = "download it and give its folder"
 def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
     """The data files of a split.
 
-    Args:
-        data: Names the dataset, its configuration and the text column.
-        split: Name of the split.
-
     Raises:
         SourceUnreachableError: The dataset does not exist or cannot be reached.
         ValueError: It cannot be opened, or has no such configuration or split.
@@ -72,10 +68,8 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
     """A file of a dataset, or one of its parts if these are not files.
 
-    Args:
-        stream: What `datasets` reads it with.
-        name: Its name, for messages.
-        text_column: Value of data.text_column.
+    stream: What `datasets` reads it with.
+    name: Its name, for messages.
     """
 
     def read(columns: Columns, start: int) -> Numbered:

@@ -26,11 +26,8 @@ TEXTS_AT_ONCE = 64
 class LabelledSource:
     """Batches of labelled texts, by stream and position.
 
-    Args:
-        texts: The texts.
-        pad: Token id that fills shorter texts.
-        num_streams: Number of streams.
-        numbers: (stream, position, count) -> the numbers of the texts there.
+    pad: Token id that fills shorter texts.
+    numbers: (stream, position, count) -> the numbers of the texts there.
     """
 
     def __init__(
@@ -78,11 +75,10 @@ class LabelledTexts:
         Raises:
             ValueError: A class has fewer texts than `per_class`.
         """
-        each = [
-            np.flatnonzero(self.labels == label) for label in range(max(classes, self.num_classes))
-        ]
         if per_class == 0:
             return np.arange(len(self))
+        labels = range(max(classes, self.num_classes))
+        each = [np.flatnonzero(self.labels == label) for label in labels]
         for label, numbers in enumerate(each):
             require(
                 len(numbers) >= per_class,

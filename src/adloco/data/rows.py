@@ -91,7 +91,6 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
     """The rows of a stage, from a position on.
 
     Args:
-        data: Names the source.
         stage: The split to read, and how many of its rows.
         columns: Columns to keep, and their types.
         position: Where reading begins; changed as rows are read.
@@ -211,9 +210,8 @@ def half_pair(text: str) -> BadRow | None:
 def left_out(counts: Mapping[str, int], rows: int) -> str:
     """A sentence that counts the rows left out, by reason; empty if there are none.
 
-    Args:
-        counts: Reason -> number of rows left out.
-        rows: Number of rows that were read, including those left out.
+    counts: Reason -> number of rows left out.
+    rows: Number of rows that were read, including those left out.
     """
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
     return (

@@ -24,11 +24,8 @@ HOLD_OUT_MORE = (
 def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:
     """Raise ValueError if there are too few tokens for one window.
 
-    Args:
-        data: Names the source, and the tokens of a window.
-        tokens: How many there are.
-        use: A verb for the message, as in "train".
-        advice: What to do besides giving more text.
+    use: A verb for the message, as in "train".
+    advice: What to do besides giving more text.
     """
     # Each predicted token has one before it, so a window takes one token more.
     least = data.context_tokens + 1
@@ -83,8 +80,7 @@ class TokenSource:
     def __init__(
         self, tokens: NDArray[Any], *, context_tokens: int, num_streams: int = 1, seed: int = 0
     ) -> None:
-        """Make a source.
-
+        """
         Args:
             tokens: Token ids, [tokens], of any integer type; may be a memory map.
             context_tokens: Tokens that a model sees of each sample.
@@ -124,13 +120,9 @@ class StreamSource:
         context_tokens: int,
         num_streams: int,
     ) -> None:
-        """Make a source.
-
-        Args:
-            tokens_at_least: Takes a number and returns all tokens fetched so far: at least that
-                many, unless the text has fewer.
-            context_tokens: Tokens that a model sees of each sample.
-            num_streams: Number of disjoint streams.
+        """
+        tokens_at_least: Takes a number and returns all tokens fetched so far: at least that many,
+            unless the text has fewer.
         """
         self.context_tokens = context_tokens
         self.num_streams = num_streams

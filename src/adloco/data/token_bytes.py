@@ -91,15 +91,10 @@ class TokenBytes:
 def predicted_bytes(
     tokenizer: Tokenizer, source: TokenSource, indices: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The bytes of text that the predicted tokens of each of these windows stand for.
+    """The bytes of text that the predicted tokens of each of these windows stand for; see
+    `TokenBytes.predicted`.
 
-    Args:
-        tokenizer: Has made the tokens.
-        source: Windows of tokens.
-        indices: Which of its windows.
-
-    Returns:
-        As `TokenBytes.predicted`.
+    tokenizer: Has made the tokens of `source`.
     """
     token_bytes = TokenBytes.of(tokenizer)
     chunks = np.array_split(indices, math.ceil(len(indices) / WINDOWS_AT_ONCE))

@@ -51,10 +51,7 @@ class TokenCache:
     ) -> None:
         """Make a cache from its parts; `open_cache` and `begin_cache` do this for a recipe.
 
-        Args:
-            data: Names the source.
-            store: The files of tokens, and how they grow.
-            tokenizer: The tokenizer to use; None: the one that is stored with the tokens.
+        tokenizer: The tokenizer to use; None: the one that is stored with the tokens.
         """
         self.data = data
         self.store = store
@@ -70,9 +67,8 @@ class TokenCache:
     def matches_fingerprint(self, corpus: str) -> bool:
         """True if the text is the one with this fingerprint; of a stream, if it begins with it.
 
-        Args:
-            corpus: An earlier value of `corpus`. To compare, as much of the source is read as that
-                value stands for.
+        corpus: An earlier value of `corpus`. To compare, as much of the source is read as that
+            value stands for.
         """
         chunks, _, digest = corpus.partition(":")
         if not self.data.streaming or not chunks.isdecimal() or int(chunks) == 0:
@@ -140,9 +136,7 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
 
     For a stream, only the rows to validate on are read now; others are read when they are needed.
 
-    Args:
-        data: Names the source.
-        tokenizer: Replaces the tokenizer of `data`.
+    tokenizer: Replaces the tokenizer of `data`.
 
     Raises:
         ValueError: The source cannot be read or contains no text, or the cache cannot be written.
@@ -202,10 +196,8 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
     """Fill a cache before training (`adloco prepare`), continuing from its content; yields its
     state first and after each chunk. What it holds then does not depend on the number of processes.
 
-    Args:
-        cache: From `begin_cache`.
-        processes: Processes that tokenise, while this one reads and writes; with 1, this process
-            does it.
+    processes: Processes that tokenise, while this one reads and writes; with 1, this process does
+        it.
 
     Raises:
         ValueError: The source cannot be read.

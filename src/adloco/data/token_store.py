@@ -253,11 +253,7 @@ def _commit(folder: Path, state: State) -> None:
 
 
 def _read(folder: Path) -> State:
-    """The state of a store.
-
-    Raises:
-        ValueError: Its file is damaged.
-    """
+    """The state of a store; ValueError if its file is damaged."""
     content = (folder / META).read_bytes()
     try:
         state = TypeAdapter(State).validate_json(content)

@@ -107,11 +107,7 @@ def make_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer that `Tokenizer.save` wrote into this folder.
-
-    Raises:
-        ValueError: The folder contains no tokenizer.
-    """
+    """Load the tokenizer that `Tokenizer.save` wrote into this folder; ValueError if none is."""
     if (folder / BYTES).exists():
         return ByteTokenizer()
     require(

@@ -47,11 +47,8 @@ class TransformersTokenizer:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        """Wrap a tokenizer.
-
-        Args:
-            tokenizer: A tokenizer of transformers.
-            name: What data.tokenizer calls it, for error messages.
+        """
+        name: What data.tokenizer calls it, for error messages.
 
         Raises:
             ValueError: The tokenizer has no token that can end a document.

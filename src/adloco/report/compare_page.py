@@ -104,11 +104,7 @@ def write_comparison(
 ) -> Path:
     """Write the files for programs, the PNGs and compare.html; return the page's path.
 
-    Args:
-        comparison: What to write.
-        folder: Where to write it.
-        title: Heading of the page.
-        draw: Draws further pictures, which the page shows.
+    draw: Draws further pictures, which the page shows.
     """
     from adloco.report.pictures import draw_comparison  # Late, for matplotlib.
 
@@ -186,10 +182,7 @@ def _reading(difference: Difference, better: str) -> str:
 def _cell(metric: Metric, spread: Spread, of: int) -> Cell:
     """The mean with its range.
 
-    Args:
-        metric: Gives the format.
-        spread: The numbers.
-        of: Seeds that there are; those without the number are named.
+    of: Seeds that there are; those without the number are named.
     """
     if spread.mean is None or spread.lowest is None or spread.highest is None:
         return Cell("-")

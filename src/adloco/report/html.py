@@ -13,10 +13,7 @@ from adloco.whole_file import write_text
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:
     """Fill a template and write it.
 
-    Args:
-        path: The page's file.
-        template: Name of the template.
-        content: Its variables; a missing one is an error.
+    content: The template's variables; a missing one is an error.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("adloco.report"),

@@ -15,9 +15,7 @@ WORDS = GOING_ON | {"rewind": "taken back"}
 def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
     """Cards with a run's losses at its interruptions; none if it lost nothing.
 
-    Args:
-        starts: Its starts and stops.
-        seconds: Of training that counts.
+    seconds: Of training that counts.
     """
     cost = failure_cost(starts, seconds)
     cards = [

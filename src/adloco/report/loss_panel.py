@@ -15,10 +15,8 @@ def loss_panel(
 ) -> Panel:
     """The measures and the training loss, to be looked at closely.
 
-    Args:
-        declared: What the task measures in an evaluation, the loss first.
-        records: The lines of metrics.jsonl.
-        steps: Training losses of the inner steps, from `step_losses`.
+    declared: What the task measures in an evaluation, the loss first.
+    steps: Training losses of the inner steps, from `step_losses`.
     """
     measures = [replace(validation(measure), label=measure.label) for measure in declared]
     axes, numbers = _axes(records)

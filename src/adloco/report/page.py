@@ -54,10 +54,7 @@ Card = tuple[str, str]
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run, finished or not, from the files in its folder.
-
-    Returns:
-        The path of report.html.
+    """Write the page of a run, finished or not, from the files in its folder; return its path.
 
     Raises:
         ValueError: The run has no finished round.

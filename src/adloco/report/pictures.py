@@ -55,11 +55,7 @@ def draw_comparison(chart: Chart, statement: str, folder: Path) -> None:
 def draw(shown: Shown, title: str, path: Path, *, same_y: bool = False) -> None:
     """Write one picture.
 
-    Args:
-        shown: The charts in it.
-        title: Its title.
-        path: Its file.
-        same_y: True if all charts show one measure: y is labelled on the left only.
+    same_y: True if all charts show one measure: y is labelled on the left only.
     """
     curves = [curve for chart, _, _ in shown for curve in chart.curves]
     own = dict.fromkeys(curve.name for curve in curves if "color" not in LOOKS[curve.look])

@@ -29,10 +29,6 @@ RECIPE = "recipe.toml"
 def write_plan(plan: Plan, folder: Path) -> Path:
     """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path.
 
-    Args:
-        plan: What to write.
-        folder: Where to write it.
-
     Raises:
         ValueError: A setting of the recommended recipe cannot be written as TOML.
     """

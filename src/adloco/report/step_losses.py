@@ -23,9 +23,7 @@ def step_losses(
 ) -> dict[int, dict[str, list[float]]]:
     """Read the step losses of each trainer.
 
-    Args:
-        records: The lines of metrics.jsonl.
-        steps: The lines of steps.jsonl; those of a round that is not complete are left out.
+    steps: The lines of steps.jsonl; those of a round that is not complete are left out.
 
     Returns:
         Trainer, by rising number -> `tokens` of all trainers and `inner_steps` of each worker at

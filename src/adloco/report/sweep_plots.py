@@ -19,11 +19,8 @@ def draw_sweep(
 ) -> list[Path]:
     """Write the pictures and return their paths.
 
-    Args:
-        comparison: The sweep's runs.
-        axes: Axis -> values.
-        points: Arm -> its point of the grid.
-        folder: Where to write.
+    axes: Axis -> values.
+    points: Arm -> its point of the grid.
     """
     means = {arm: comparison.spread(comparison.finals[0], arm).mean for arm in comparison.arms}
     # A value whose runs failed is a gap in its line.

@@ -72,7 +72,6 @@ class Budget:
         less.
 
         Args:
-            state: The run.
             per_step: Samples of one inner step over all trainers, as planned.
             fewest: Fewest samples that an inner step can take.
             sync_every: H in force.
@@ -108,11 +107,7 @@ class Budget:
         )
 
     def many_passes(self, num_samples: int) -> str:
-        """A notice that the budget repeats the text many times; empty if it does not.
-
-        Args:
-            num_samples: Number of samples to train on.
-        """
+        """A notice that the budget repeats the text many times; empty if it does not."""
         in_text = num_samples * self.tokens_per_sample
         passes = self.limits.get("tokens", 0) / in_text
         return (
@@ -135,11 +130,8 @@ class Budget:
         which keeps its length; or, between rounds, where the run stands, because it has no final
         evaluation.
 
-        Args:
-            state: The run.
-            size: The next round, or the one in progress.
-            before: The limits so far, by name; 0 means no limit.
-            folder: The run's folder.
+        size: The next round, or the one in progress.
+        before: The limits so far, by name; 0 means no limit.
         """
         done, end = self._done(state, state.samples, 0), self._after(state, size)
         for name, limit in self.limits.items():
@@ -185,8 +177,7 @@ class Budget:
 def spent_after(record: Record) -> dict[str, int]:
     """Progress of a run after a round, by the names of limits.
 
-    Args:
-        record: The round's line of metrics.jsonl; empty before the first round.
+    record: The round's line of metrics.jsonl; empty before the first round.
     """
     names = {"tokens": "tokens", "rounds": "round", "inner_steps": "inner_steps", "syncs": "syncs"}
     return {limit: record.get(name, 0) for limit, name in names.items()}
@@ -195,9 +186,8 @@ def spent_after(record: Record) -> dict[str, int]:
 def part_used(limits: Mapping[str, int], record: Record) -> float:
     """The part of a budget that is used after a round, from 0 to 1; 0 without limits.
 
-    Args:
-        limits: Limits by name; 0 means no limit.
-        record: The round's line of metrics.jsonl; empty before the first round.
+    limits: By name; 0 means no limit.
+    record: As in `spent_after`.
     """
     done = spent_after(record)
     return min(1.0, max((done[name] / limit for name, limit in limits.items() if limit), default=0))

@@ -55,7 +55,6 @@ def changed_settings(
     """The recorded settings that differ from those of the checkpoint to resume from.
 
     Args:
-        folder: The run's folder.
         recipe: The recipe with the flags of this resume.
         begun: Settings of the run at the checkpoint, by section.key.
         rounds: Complete rounds at the checkpoint.
@@ -95,12 +94,7 @@ def keep_settings(
     """Write the settings that may change on resume into the recipe of the run folder, and the
     changes into its record, without those that no checkpoint has.
 
-    Args:
-        folder: The run's folder.
-        recipe: The recipe with the flags of this resume.
-        changes: From `changed_settings`.
-        begun: Settings of the run at the checkpoint, by section.key.
-        rounds: Complete rounds at the checkpoint.
+    changes: From `changed_settings`, which has the other arguments too.
     """
     path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
@@ -135,10 +129,8 @@ def _write_changes(folder: Path, before: Sequence[Changed], changes: Sequence[Ch
 
 
 def read_changes(folder: Path) -> list[Changed]:
-    """The changes of settings on all resumes of the run, in order.
-
-    Raises:
-        ValueError: A line is damaged.
+    """The changes of settings on all resumes of the run, in order; ValueError if a line is
+    damaged.
     """
     return read_objects(folder / CHANGES, Changed)
 
@@ -209,8 +201,7 @@ def with_longer_schedule(
     if the budget has become longer since the checkpoint.
 
     Args:
-        folder: The run's folder.
-        recipe: Its recipe with the flags of this resume.
+        recipe: The recipe with the flags of this resume.
         about: The run at the checkpoint.
         samples: Samples that it had trained on.
 

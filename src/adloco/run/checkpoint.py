@@ -24,7 +24,6 @@ from adloco.run.part_file import CHECKSUMS, DamagedCheckpointError, read_part
 DAMAGED = "damaged-"
 """Prefix of damaged checkpoints that a resume has set aside."""
 
-
 SAVE = "save"
 """The key in each part of the identity of the save that wrote it."""
 
@@ -63,11 +62,8 @@ def need(checkpoint: Path, part: str) -> Any:
 
 
 def name_of(round: int, inner_steps: int) -> str:
-    """The name of a checkpoint; names sort by age.
-
-    Args:
-        round: Complete rounds.
-        inner_steps: Inner steps, those of a round in progress included.
+    """The name of a checkpoint after so many complete rounds and inner steps, those of a round in
+    progress included; names sort by age.
     """
     return f"round-{round:06d}-step-{inner_steps:08d}"
 
@@ -85,9 +81,6 @@ def remove_old(folder: Path, newest: str, keep: int, spared: str = "") -> None:
 def losses_of(records: Iterable[Record]) -> dict[str, float]:
     """The validation loss of each round that was evaluated, by the name of its checkpoint, of those
     on the newest one's text (`of_newest_text`).
-
-    Args:
-        records: Lines of metrics.jsonl.
     """
     return {
         name_of(each["round"], each["inner_steps"]): each["val_loss"]
@@ -99,9 +92,7 @@ def losses_of(records: Iterable[Record]) -> dict[str, float]:
 def best_name(names: Collection[str], losses: Mapping[str, float]) -> str:
     """The checkpoint with the lowest of these losses, the first of equals; empty if none has one.
 
-    Args:
-        names: Names of checkpoints.
-        losses: From `losses_of`.
+    losses: From `losses_of`.
     """
     return min(losses.keys() & {*names}, key=lambda name: (losses[name], name), default="")
 
@@ -146,10 +137,10 @@ def best(folder: Path, records: Iterable[Record]) -> Path:
 
 def of_round(folder: Path, round: int) -> Path:
     """The newest checkpoint of a round in a folder; ValueError if none is kept."""
-    newest(folder)
-    named = [(round_of(path), path) for path in list_checkpoints(folder)]
-    found = [path for number, path in named if number == round]
-    kept = ", ".join(str(number) for number in sorted({number for number, _ in named}))
+    newest(folder)  # Which says if there is none at all.
+    all_kept = list_checkpoints(folder)
+    found = [path for path in all_kept if round_of(path) == round]
+    kept = ", ".join(map(str, sorted({*map(round_of, all_kept)})))
     require(
         bool(found),
         f"{folder} has no checkpoint of round {round}; those of rounds {kept} are kept "
@@ -161,8 +152,7 @@ def of_round(folder: Path, round: int) -> Path:
 class BestRound:
     """Knows the losses of the rounds that have checkpoints, and the lowest of all rounds.
 
-    Args:
-        removes: True if this process removes checkpoints; others need only the lowest loss.
+    removes: True if this process removes checkpoints; others need only the lowest loss.
     """
 
     def __init__(self, *, removes: bool) -> None:

@@ -55,9 +55,7 @@ def device_here(name: str) -> torch.device:
 def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
     """The data type for autocast, or None for fp32.
 
-    Args:
-        name: See `run.precision`; auto takes bf16 where the device computes it natively.
-        device: The run's device.
+    name: See `run.precision`; auto takes bf16 where the device computes it natively.
     """
     if name == "auto":
         return torch.bfloat16 if native_bf16(device) else None

@@ -148,11 +148,7 @@ def _taken(folder: Path) -> str:
 
 
 def run_folder(folder: Path) -> Path:
-    """The folder, after a check that a run lives there.
-
-    Raises:
-        ValueError: No run does.
-    """
+    """The folder, after a check that a run lives there; ValueError if none does."""
     require(
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is not a run folder (no {RECIPE} in it); give one that `adloco train` "
@@ -177,11 +173,7 @@ def check_links(folder: Path) -> None:
 
 
 def finished(folder: Path) -> Path:
-    """The folder, after a check that the run in it has ended.
-
-    Raises:
-        ValueError: It has not.
-    """
+    """The folder, after a check that the run in it has ended; ValueError if it has not."""
     require(
         (folder / SUMMARY).is_file(),
         f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "

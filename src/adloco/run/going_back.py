@@ -22,10 +22,6 @@ def go_back(folder: Path, round: int) -> list[str]:
     The checkpoints keep their contents under another name. Settings that were changed since stay
     as they are in the recipe; a resume with them records them anew.
 
-    Args:
-        folder: The run's folder.
-        round: The round, which has a checkpoint.
-
     Returns:
         The new names of the checkpoints set aside, oldest first.
 

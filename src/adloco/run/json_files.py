@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from adloco.config.values import adapter
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.run.record_types import OfRound, adapter, fault
+from adloco.run.record_types import OfRound, fault
 from adloco.whole_file import write_text
 
 T = TypeVar("T")
@@ -50,9 +51,7 @@ def text_of(lines: Iterable[Record]) -> str:
 def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
     """The complete lines of a file, one after another; none if there is no file.
 
-    Args:
-        file: The file.
-        kind: A type from `record_types`, which says what a line must have.
+    kind: A type from `record_types`, which says what a line must have.
 
     Raises:
         ValueError: A line is damaged.
@@ -92,9 +91,7 @@ def _parse(line: bytes, file: Path, where: str, kind: type) -> Record:
 class RoundLines:
     """A file of lines that a run appends, each of a round; the rounds rise.
 
-    Args:
-        file: The file.
-        rise: How much the round rises at least from line to line.
+    rise: How much the round rises at least from line to line.
     """
 
     def __init__(self, file: Path, *, rise: int) -> None:
@@ -129,11 +126,7 @@ class RoundLines:
         return _parse(complete[-1], self.file, "the last line", OfRound) if complete else {}
 
     def cut(self, rounds: int) -> list[int]:
-        """Remove the lines of all rounds after this many.
-
-        Returns:
-            The rounds up to this one that have no line.
-        """
+        """Remove the lines of all rounds after this many; return the earlier rounds without one."""
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
         # A full disk has no room for a copy, which is rarely needed.
         if text_of(kept) != (self.file.read_text() if _there(self.file) else ""):
@@ -186,9 +179,7 @@ class RoundLines:
 
         A file without the lines of some rounds is as good as none of them, and `cut` says so.
 
-        Args:
-            digest: From `digest`, at a checkpoint.
-            rounds: Complete rounds at the checkpoint.
+        digest: From `digest`, at a checkpoint after so many complete rounds.
         """
         require(
             self.unchanged(digest) or not {*self.gone(rounds)} <= {*digest[2:]},

@@ -35,9 +35,7 @@ def in_turn(placement: Placement, act: Callable[[], None]) -> None:
 def check_machine(folder: Path, recipe: str) -> str:
     """A sentence that says that a machine's folder has another run in it; empty if it has not.
 
-    Args:
-        folder: The folder of a run that begins.
-        recipe: The recipe that rank 0 has written into its folder.
+    recipe: The recipe that rank 0 has written into its folder.
     """
     file = folder / RECIPE
     other = file.is_file() and file.read_text() != recipe
@@ -79,7 +77,6 @@ def fetch_records(
         digests: Of the records at the checkpoint from which the run resumes. A machine that has
             these lines was rank 0's then, and rank 0 may have others, which were trained again.
         rounds: Complete rounds at the checkpoint.
-        placement: The ranks.
     """
     # Usually rank 0 has all, and the other ranks need not read their files.
     if not placement.agree(placement.is_rank_zero and _unchanged(records, digests)):

@@ -73,11 +73,8 @@ def use_per_token(
 ) -> float | None:
     """The share of all devices' peak that a token in each second takes; None if not known.
 
-    Args:
-        model: As for `flops_per_token`.
-        context: Tokens of a sample.
-        device: One of the devices, which are alike.
-        devices: Their number.
+    device: One of the devices, which are alike.
+    devices: Their number.
     """
     flops, peak = flops_per_token(model, context), peak_flops(device)
     return None if flops is None or peak is None else flops / (devices * peak)

@@ -13,12 +13,10 @@ FILE = "out_of_memory.jsonl"
 
 
 def noted(folder: Path, rounds: int, error: OutOfMemoryError) -> OutOfMemoryError:
-    """Note an error, if smaller micro-batches are left; return it with what a user can do.
+    """Note an error of any rank, if smaller micro-batches are left; return it with what a user can
+    do. Each rank appends one line in one write.
 
-    Args:
-        folder: The run's folder.
-        rounds: Complete rounds so far.
-        error: The error, on any rank: each appends one line in one write.
+    rounds: Complete rounds so far.
     """
     # A rank on another machine may not see the folder.
     if error.smaller == 0 or not folder.is_dir():

@@ -33,10 +33,7 @@ def recipe_of(problem: Problem, recipe: Recipe) -> Recipe:
 def builder_of(problem: Problem, recipe: Recipe, stored: Path | None) -> ProblemBuilder:
     """The builder of the problem's model.
 
-    Args:
-        problem: The problem.
-        recipe: The run's recipe.
-        stored: Folder of the run to resume or to load; None for a new run.
+    stored: Folder of the run to resume or to load; None for a new run.
 
     Raises:
         ValueError: The run is not one of a problem, or its model has other parameters.

@@ -39,10 +39,8 @@ class DamagedCheckpointError(ValueError):
 def write_part(checkpoint: Path, name: str, state: Any) -> None:
     """Write a part of a checkpoint. When it returns, the part is on disk, also after a power cut.
 
-    Args:
-        checkpoint: The checkpoint's folder, which exists.
-        name: Name of the part.
-        state: Its content, with contiguous tensors on the CPU.
+    checkpoint: The checkpoint's folder, which exists.
+    state: The part's content, with contiguous tensors on the CPU.
 
     Raises:
         OSError: It cannot be written.
@@ -67,10 +65,7 @@ def write_part(checkpoint: Path, name: str, state: Any) -> None:
 def read_part(checkpoint: Path, name: str, *, with_tensors: bool = True) -> Any:
     """The content of a part, with its tensors on the CPU; None if it was not written, or not whole.
 
-    Args:
-        checkpoint: The checkpoint's folder.
-        name: Name of the part.
-        with_tensors: False for None in their places, which needs no torch.
+    with_tensors: False for None in their places, which needs no torch.
 
     Raises:
         DamagedCheckpointError: A file is missing or damaged.

@@ -29,12 +29,7 @@ class ProbeWorker:
     def __init__(
         self, opened: Opened, data: Source, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Args:
-            opened: The recipe whose worker it is.
-            data: Samples to train on.
-            clock: () -> seconds since some fixed moment.
-        """
+        """clock: () -> seconds since some fixed moment."""
         recipe, placement, builder = opened.recipe, opened.placement, opened.builder
         self._device = placement.device
         self._placement, self._ranks = placement, placement.ranks_per_worker
@@ -185,10 +180,9 @@ def measure_throughput(
     Every rank trains. If they have several islands, the figures are those of the first.
 
     Args:
-        opened: The recipe, with its data.
         micro_batches: The sizes to measure, in samples of each rank.
         on_micro_batch: Called with each size before it is measured.
-        clock: () -> seconds since some fixed moment.
+        clock: As in `ProbeWorker`.
 
     Raises:
         ValueError: A size does not fit in memory, or there is too little data.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
+from adloco.config.values import adapter
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric
 from adloco.options import option_metrics
 
@@ -93,12 +94,6 @@ def _numbers(table: Mapping[str, Metric], **others: Any) -> type:
         kind: Any = Count if metric.whole else Number
         kinds[name] = (kind if metric.always else kind | None, None if name in optional else ...)
     return create_model("Numbers", __base__=_Numbers, **(kinds | others))
-
-
-@cache
-def adapter(kind: type) -> TypeAdapter[Any]:
-    """Makes values of a type from what was read, or raises ValidationError."""
-    return TypeAdapter(kind)
 
 
 def fault(line: Any, kind: type) -> str:

@@ -63,7 +63,6 @@ def load_newest_good(
 
     Args:
         folder: Folder of all checkpoints of the run.
-        placement: The ranks.
         workers: Ids of the run's workers, whose parts are needed.
         copies: Parts that this process has in memory, by the name of the checkpoint that they
             would make, and by part.
@@ -72,8 +71,8 @@ def load_newest_good(
         LostPartsError: No checkpoint is good.
         ValueError: Another version wrote it.
     """
-    on_disk = _union(placement.all_values([path.name for path in list_all(folder)]))
-    names = sorted(on_disk | _union(placement.all_values(list(copies))), reverse=True)
+    on_disk = set[str]().union(*placement.all_values([path.name for path in list_all(folder)]))
+    names = sorted(on_disk.union(*placement.all_values(list(copies))), reverse=True)
     require(bool(names), f"{folder} has no checkpoint; start the run again in another folder")
     unusable: list[Unusable] = []
     for name in names:
@@ -95,7 +94,9 @@ def load_newest_good(
         damage = "; ".join(sorted({text for text in lost.values() if text}))
         missing = ", ".join(lost)
         unusable.append(Unusable(name=name, damage=damage, missing=missing))
-    found = "; ".join(f"{each.name}: {_reason(each)}" for each in unusable)
+    found = "; ".join(
+        f"{each.name}: {each.damage or f'{each.missing} is missing'}" for each in unusable
+    )
     raise LostPartsError(
         f"no checkpoint in {folder} is good ({found}); bring back the files, or start the run "
         "again in another folder"
@@ -205,24 +206,11 @@ class _Sharing:
                 self.bytes_received += num_bytes(list(split_state(state)[1].values()))
 
 
-def _union(names: Sequence[Sequence[str]]) -> set[str]:
-    return {name for of_rank in names for name in of_rank}
-
-
-def _reason(unusable: Unusable) -> str:
-    return unusable.damage or f"{unusable.missing} is missing"
-
-
 def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list[str]:
-    """Rename damaged checkpoints and remove incomplete ones, so that they do not count any more.
+    """Rename damaged checkpoints and remove incomplete ones, so that they do not count any more;
+    return a sentence for each. Called on all ranks.
 
-    Args:
-        folder: Folder of all checkpoints of the run.
-        found: The checkpoint from which the run continues, and the newer ones. Called on all ranks.
-        placement: The ranks.
-
-    Returns:
-        A sentence for each.
+    folder: Folder of all checkpoints of the run.
     """
 
     def clear() -> None:

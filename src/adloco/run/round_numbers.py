@@ -63,8 +63,6 @@ def round_record(
     """One line of metrics.jsonl.
 
     Args:
-        report: What the algorithm reports of the round.
-        recipe: Of the run.
         progress: Of the run after the round and its evaluation.
         tokens_per_second: In this round's training alone.
         mfu: The share of the devices' arithmetic that this is; None if it is not known.
@@ -144,8 +142,6 @@ def summarise(
     """Contents of summary.json.
 
     Args:
-        records: The lines of metrics.jsonl.
-        measures: What the task measures in an evaluation.
         num_parameters: Of the model, as far as they are trained.
         recipe: Name of the recipe.
         trainer: Whose measures to take; None for those of the best trainer in each round.

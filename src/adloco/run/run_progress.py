@@ -31,8 +31,7 @@ class Progress:
 class Clock:
     """The seconds of training that count, over all processes that trained the run.
 
-    Args:
-        seconds: Those of the state from which training continues.
+    seconds: Those of the state from which training continues.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -56,14 +55,7 @@ class Clock:
 
 
 def progress_in(state: RunState, budget: Budget, clock: Clock, task: Task) -> Progress:
-    """The progress of a run in a state.
-
-    Args:
-        state: The run.
-        budget: Its budget.
-        clock: The seconds of its training.
-        task: Its task, which counts the rows that it reads.
-    """
+    """The progress of a run in a state."""
     part, words = budget.used(state)
     return Progress(
         tokens=state.samples_so_far * budget.tokens_per_sample,

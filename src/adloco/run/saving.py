@@ -38,8 +38,6 @@ class Saving:
     ) -> None:
         """
         Args:
-            folder: The run's folder.
-            placement: The ranks.
             keep: Checkpoints to keep.
             spared: Tells from the names of all checkpoints which one to keep besides; empty: none.
             before_run: Called before the part `run` is written, in the thread that writes.
@@ -104,8 +102,6 @@ class Saving:
         """Write a checkpoint: the last one as `save` does, others in the background.
 
         Args:
-            name: Its name.
-            content: Makes its parts.
             last: It is the last of this start.
             waits: Wait for it, because training changes the tensors of `content`.
 
@@ -244,12 +240,9 @@ class Copies(Protocol):
     """Bytes of tensors in the newest copies here."""
 
     def place(self, folder: Path, placement: Placement, every: int) -> None:
-        """Begin, and forget what is here. Called on all ranks.
+        """Begin in the run's folder, which is there, and forget what is here. Called on all ranks.
 
-        Args:
-            folder: The run's folder, which is there.
-            placement: The ranks.
-            every: Rounds from one copy to the next; 0: none are made.
+        every: Rounds from one copy to the next; 0: none are made.
         """
         ...
 
@@ -261,22 +254,13 @@ class Copies(Protocol):
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
         """True if copies are to be made after a round.
 
-        Args:
-            round: Its number.
-            saves: True if a checkpoint is written after it.
-            last: True if it is the run's last.
+        saves: True if a checkpoint is written after it.
+        last: True if it is the run's last.
         """
         ...
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
-        """Keep the parts of this process, and exchange copies with others. Called on all ranks.
-
-        Args:
-            name: Name of the checkpoint that the parts would make.
-            parts: Those that this process would write.
-            placement: The ranks.
-
-        Returns:
-            Bytes that all have sent.
+        """Keep the parts that this process would write into the checkpoint of this name, and
+        exchange copies with others; return the bytes that all have sent. Called on all ranks.
         """
         ...

@@ -63,8 +63,6 @@ def prepare_run(
     """Open the data, choose the model and find the micro-batch of a run, new or stored.
 
     Args:
-        recipe: The run's recipe.
-        placement: Where the run's workers live.
         stored: The run to resume; None for a new run, which gets notices of what is unusual.
         problem: The model, data and loss of a run from Python; None: those of the recipe.
 
@@ -93,15 +91,14 @@ def prepare_run(
         notices.append(
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
-    if stored:
-        return RunParts(**vars(opened), notices=notices)
-    notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
-    if problem:
-        notices.append(unread_streams(problem.data.num_streams, recipe))
-    notices.append(read_whole(opened.builder, placement))
-    if not recipe.data.streaming:
-        task = opened.task
-        notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
+    if stored is None:
+        notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
+        if problem:
+            notices.append(unread_streams(problem.data.num_streams, recipe))
+        notices.append(read_whole(opened.builder, placement))
+        if not recipe.data.streaming:
+            task = opened.task
+            notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
     return RunParts(**vars(opened), notices=[*filter(None, notices)])
 
 
@@ -192,10 +189,7 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     """Open the task with its data. Rank 0 writes the files on disk first; the others wait. Of
     islands with texts of their own, each rank opens those whose workers it has.
 
-    Args:
-        recipe: The run's recipe.
-        stored: The run to resume, whose tokenizer is used; None for a new run.
-        placement: Where the run's workers live.
+    stored: The run to resume, whose tokenizer is used; None for a new run.
 
     Raises:
         ValueError: The data does not fit the settings, or the text differs between ranks.
@@ -208,9 +202,7 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     def open_here() -> Task:
         tokenizer = stored.tokenizer if stored else None
         given = TaskData(recipe.data, recipe.evaluation, tokenizer)
-        if islands:
-            return open_islands(recipe.task, given, own, method.num_workers)
-        return recipe.task.open(given)
+        return open_islands(recipe.task, given, own, method.num_workers)
 
     made = open_here() if placement.is_rank_zero else None
     placement.agree(None)
@@ -238,11 +230,9 @@ def model_builder(
     """The builder of the run's model.
 
     Args:
-        recipe: The run's recipe.
         task: The opened task, which completes the model's configuration.
         stored: The run to resume; None for a new run. A resumed run takes the configuration from
             its folder and no trained weights, because its checkpoint has them.
-        placement: Where the run's workers live.
 
     Raises:
         ValueError: The model does not fit the task, or its weights differ between ranks.
@@ -334,14 +324,7 @@ def problem_of_model(task: Task, model: nn.Module, device: torch.device) -> str:
 
 def write_description(parts: RunParts, folder: Path) -> None:
     """Write environment, recipe, tokenizer and model, on each machine that does not see what rank 0
-    wrote. Called on all ranks.
-
-    Args:
-        parts: What the run is built from.
-        folder: Its folder.
-
-    Raises:
-        ValueError: A machine has another run in its folder.
+    wrote. Called on all ranks. ValueError if a machine has another run in its folder.
     """
     recipe, placement = parts.recipe, parts.placement
     written = placement.agree(to_toml(recipe))

@@ -90,11 +90,7 @@ class Starts:
     """Records when training starts and stops; only the process that writes knows the lines."""
 
     def __init__(self, folder: Path, *, writes: bool) -> None:
-        """
-        Args:
-            folder: The run's folder.
-            writes: True if this process writes files; in all others nothing happens.
-        """
+        """writes: True if this process writes files; in all others nothing happens."""
         self.writes = writes
         self.lines: list[Start] = []
         """All starts and stops of the run."""
@@ -162,9 +158,7 @@ def failure_cost(starts: Sequence[Start], seconds: float) -> dict[str, Any]:
 
     `goodput` is the part of the time, without pauses, that was training which counts: from 0 to 1.
 
-    Args:
-        starts: All starts of the run.
-        seconds: The run's clock.
+    seconds: The run's clock.
     """
     lost = sum(start.seconds_lost for start in starts)
     return {
@@ -176,11 +170,7 @@ def failure_cost(starts: Sequence[Start], seconds: float) -> dict[str, Any]:
 
 
 def read_starts(folder: Path) -> list[Start]:
-    """The starts and stops of the run in a folder.
-
-    Raises:
-        ValueError: A line is damaged.
-    """
+    """The starts and stops of the run in a folder; ValueError if a line is damaged."""
     return read_objects(folder / STARTS, Start)
 
 
@@ -189,12 +179,8 @@ def start_after(
 ) -> Start:
     """A start or stop, with what was lost since the line before it.
 
-    Args:
-        before: The lines before.
-        kind: What happened.
-        at: See `Starts.add`.
-        reached: See `Starts.add`.
-        now: Seconds since 1970.
+    at, reached: As in `Starts.add`.
+    now: Seconds since 1970.
     """
     here = Start(kind=kind, time=round(now, 3), **asdict(at))
     if kind not in ("resume", "regroup", "rewind"):

@@ -84,7 +84,6 @@ def read_run(
     """Read the run in a folder at one of its checkpoints.
 
     Args:
-        folder: The run's folder.
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
         trust_recipe: As in `resumed_recipe`.
@@ -109,11 +108,8 @@ def recovered_run(
 ) -> tuple[StoredRun, Recovered]:
     """The run in a folder at its newest good checkpoint, with its parts. Called on all ranks.
 
-    Args:
-        folder: The run's folder.
-        recipe: From `resumed_recipe`.
-        placement: The ranks.
-        copies: As in `load_newest_good`.
+    recipe: From `resumed_recipe`.
+    copies: As in `load_newest_good`.
 
     Raises:
         ValueError: A file of the run was changed or is damaged, or no checkpoint is good.
@@ -133,11 +129,8 @@ def recovered_run(
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
     """The run in a folder at a checkpoint.
 
-    Args:
-        folder: The run's folder.
-        recipe: From `resumed_recipe`.
-        chosen: The checkpoint.
-        state: Its part `run`.
+    recipe: From `resumed_recipe`.
+    state: The checkpoint's part `run`.
 
     Raises:
         ValueError: The recipe was changed, or a file of the run.
@@ -201,7 +194,6 @@ def resumed_recipe(
     """The recipe in a run folder, with these settings changed for its resume.
 
     Args:
-        folder: The run's folder.
         flags: (section.key, value) of settings to change.
         trust_recipe: True if the recipe may name code that the run did not begin with.
 
@@ -284,12 +276,10 @@ def check_records(folder: Path) -> None:
 
 
 def check_written_records(folder: Path) -> list[str]:
-    """Raise ValueError if the records are not those that the newest checkpoint knows.
+    """Raise ValueError if the records are not those that the newest checkpoint knows; return a
+    sentence for each file that has no line of some round.
 
     A report needs no checkpoint, so one that cannot be read does not count.
-
-    Returns:
-        A sentence for each file that has no line of some round.
     """
     try:
         saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
@@ -307,9 +297,7 @@ def is_complete(folder: Path, recipe: Recipe) -> bool:
     """True if the run in a folder has ended, as far as the folder shows: on several machines only
     the one with rank 0 has its summary, unless they share the folder.
 
-    Args:
-        folder: The run's folder.
-        recipe: From `resumed_recipe`; a longer budget in it makes the run incomplete.
+    recipe: From `resumed_recipe`; a longer budget in it makes the run incomplete.
     """
     ended = (folder / SUMMARY).is_file()
     return ended and part_used(recipe.run.limits, Records(folder).newest()) >= 1

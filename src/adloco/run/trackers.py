@@ -26,9 +26,7 @@ TENSORBOARD = "tensorboard"
 class Trackers:
     """The trackers of a run; one that fails is left out.
 
-    Args:
-        names: See `run.trackers`.
-        folder: The run's folder.
+    names: See `run.trackers`.
 
     Raises:
         ValueError: One of them is not installed.
@@ -52,9 +50,8 @@ class Trackers:
     def following(self, settings: Mapping[str, Any], tokens: int) -> Iterator[None]:
         """Open the trackers with the run's settings, and close them when the context ends.
 
-        Args:
-            settings: Every setting by `section.key`.
-            tokens: Tokens trained on so far; more than 0 when a run is resumed.
+        settings: Every setting by `section.key`.
+        tokens: Tokens trained on so far; more than 0 when a run is resumed.
         """
         plain = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)

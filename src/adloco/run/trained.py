@@ -64,7 +64,6 @@ def load_trained(
     """Load a trainer's model from a checkpoint of a run.
 
     Args:
-        folder: The run's folder.
         trainer: Its number; None for the trainer with the lowest validation loss.
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
@@ -113,21 +112,14 @@ def _builder(stored: StoredRun) -> Builder:
 
 
 def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
-    """Open the run's task with its own data.
-
-    Raises:
-        ValueError: The data is not what the run began with.
-    """
+    """Open the run's task with its own data; ValueError if that is not what the run began with."""
     stored = trained.stored
     if trained.problem:
         return ProblemTask(trained.problem)
     recipe = stored.recipe
     given = TaskData(recipe.data, evaluation, stored.tokenizer)
     islands = range(len(recipe.data.islands))
-    workers = recipe.method.num_workers
-    task: Task = (
-        open_islands(recipe.task, given, islands, workers) if islands else recipe.task.open(given)
-    )
+    task = open_islands(recipe.task, given, islands, recipe.method.num_workers)
     if isinstance(task, IslandTexts):
         task.gather_texts(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
@@ -141,7 +133,6 @@ def evaluate(
     """Evaluate a model.
 
     Args:
-        trained: The model of a run.
         path: Data of which all rows are used; None for the run's own validation rows.
         windows: Windows to evaluate a language model on, evenly spaced; 0: all; None: as many as in
             training.
@@ -154,7 +145,6 @@ def evaluate(
     """
     stored, recipe = trained.stored, trained.stored.recipe
     windows = None if windows is None else _whole("windows", windows)
-    require((windows or 0) >= 0, f"windows must be >= 0, got {windows}")
     require(
         not windows or recipe.task.packed,
         f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
@@ -181,11 +171,9 @@ def continued(
     """Continue a text with a language model.
 
     Args:
-        trained: The model of a run.
         prompt: The text; empty: the model begins one.
         max_tokens: Most tokens to add.
         temperature: Divides the logits; 0 takes the most likely token each time.
-        seed: Seed of the draw.
 
     Yields:
         The prompt as the tokenizer gives it back, then each piece of text that follows.

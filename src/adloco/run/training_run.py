@@ -86,8 +86,6 @@ class TrainingRun:
         """Build the trainers and their models, and write nothing.
 
         Args:
-            parts: What the run is built from.
-            folder: The run's folder.
             stored: The run to resume; None: a new one.
             copies: Keeps copies of the run's state in memory; None: there are none.
 
@@ -153,7 +151,6 @@ class TrainingRun:
         """A new run. If it fails before its first checkpoint, it leaves no files in its folder.
 
         Args:
-            recipe: Its settings.
             problem: The model, data and loss of a run from Python; None: those of the recipe.
             copies: Keeps copies of the run's state in memory; None: there are none.
 
@@ -203,7 +200,6 @@ class TrainingRun:
         A run that was killed before its first checkpoint begins again.
 
         Args:
-            folder: The run's folder.
             flags: (section.key, value) of settings that change; see `stored.changeable`.
             kind: What starts.jsonl says of it.
             problem: As in `create`.
@@ -298,6 +294,8 @@ class TrainingRun:
                     for record in self._train():
                         self._trackers.log(record)
                         yield record
+                except NonFiniteLossError as error:  # Of a round, or of the state to be saved.
+                    raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
                 finally:
                     self.saving.wait()
 
@@ -367,8 +365,6 @@ class TrainingRun:
                 return self.algorithm.round(
                     size.steps, self._memory.phase, final_samples=size.final, last=last
                 )
-        except NonFiniteLossError as error:
-            raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
         except OutOfMemoryError as error:
             raise out_of_memory.noted(
                 self.folder, self.algorithm.state.rounds_done, error
@@ -474,10 +470,7 @@ class TrainingRun:
 
         copy: Their tensors are copies, which can be read while training continues.
         """
-        try:
-            self.algorithm.state.require_finite(self.placement)
-        except NonFiniteLossError as error:
-            raise NonFiniteLossError(f"{error}{self.saving.advice}") from error
+        self.algorithm.state.require_finite(self.placement)
         about = {
             "rng": rng_state(self.device),
             "seconds": self._clock.seconds,

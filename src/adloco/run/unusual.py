@@ -35,9 +35,7 @@ def other_schedule(recipe: Recipe, *, resumed: bool = False) -> str:
     recipe from a run's folder gets another budget, or has no warm-up for want of tokens; empty if
     neither is so.
 
-    Args:
-        recipe: The run's recipe.
-        resumed: True if the run has begun, so that only its budget can change.
+    resumed: True if the run has begun, so that only its budget can change.
     """
     rate, tokens = recipe.learning_rate, recipe.run.tokens
     if rate.warmup_fraction and not rate.total_tokens:

@@ -52,11 +52,7 @@ PAPER = ("adaptive-batch", "merging", "switch-mode")
 
 
 def own_mechanisms(recipe: Recipe) -> list[str]:
-    """The mechanisms of the paper's ablation that a recipe has.
-
-    Raises:
-        ValueError: It has none of them.
-    """
+    """The mechanisms of the paper's ablation that a recipe has; ValueError if it has none."""
     found = [name for name in PAPER if MECHANISMS[name].present(recipe)]
     require(
         bool(found),
@@ -69,9 +65,7 @@ def own_mechanisms(recipe: Recipe) -> list[str]:
 def ablated_arms(recipe: Recipe, names: Sequence[str]) -> dict[str, Flags]:
     """The arms of an ablation: the recipe, the recipe without each mechanism, and without all.
 
-    Args:
-        recipe: The whole method.
-        names: Mechanisms to leave out, of `MECHANISMS`.
+    names: Mechanisms to leave out, of `MECHANISMS`.
 
     Returns:
         Arm -> settings that make it from the recipe.

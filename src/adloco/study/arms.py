@@ -157,7 +157,6 @@ def planned_run(
     same run is found again, and never taken for another.
 
     Args:
-        arm: Name of the arm.
         recipe: A file, or the name of a shipped recipe.
         common: Settings of all arms.
         changes: The arm's own settings, which are stronger. If they choose another class, for
@@ -179,11 +178,7 @@ def planned_run(
 
 
 def finished_run(folder: Path) -> StudyRun:
-    """A run that has ended, by its folder.
-
-    Raises:
-        ValueError: No run lives there, or it has not ended.
-    """
+    """A run that has ended, by its folder; ValueError if none lives there, or it has not ended."""
     require(
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",

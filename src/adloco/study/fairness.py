@@ -62,9 +62,7 @@ def _of_arms(values: Mapping[str, str]) -> str:
 def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:
     """Things in which the arms differ although they should not, with the value of each arm.
 
-    Args:
-        runs: Runs of all arms.
-        varied: Settings in which the arms differ on purpose.
+    varied: Settings in which the arms differ on purpose.
     """
     return [
         f"{held_by(setting)} ({setting}: {_of_arms(values)})"

@@ -11,8 +11,7 @@ from adloco.study.arms import Flags
 def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]], Flags]:
     """Separate lists from single values.
 
-    Args:
-        settings: (section.key, value); a key with several values is an axis.
+    settings: (section.key, value); a key with several values is an axis.
 
     Returns:
         Axis -> values, and the settings with one value.
@@ -36,9 +35,8 @@ def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]
 def sweep_points(axes: Mapping[str, Sequence[str]], samples: int) -> list[Flags]:
     """The points of the grid, in order.
 
-    Args:
-        axes: Axis -> values.
-        samples: Points to draw from the grid without repetition, always the same ones; 0: all.
+    axes: Axis -> values.
+    samples: Points to draw from the grid without repetition, always the same ones; 0: all.
     """
     require(samples >= 0, f"--samples must be >= 0, got {samples}")
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

@@ -25,10 +25,7 @@ def num_syncs(record: Record, recipe: Recipe) -> int:
 def bytes_sent(record: Record, recipe: Recipe, replicas: int) -> float:
     """Bytes that had left each worker after a round, with every worker on an island of its own.
 
-    Args:
-        record: The round's line of metrics.jsonl.
-        recipe: The run's settings.
-        replicas: Replicas that a data-parallel run is taken to have, one an island.
+    replicas: Replicas that a data-parallel run is taken to have, one an island.
     """
     if recipe.data_parallel:
         return float(record["bytes_ddp_equivalent"]) * 2 * (replicas - 1) / replicas
@@ -90,8 +87,7 @@ def _busiest(rings: Sequence[int]) -> float:
 
     In a ring of W workers each sends 2 (W - 1) / W of the model, and all together 2 (W - 1) of it.
 
-    Args:
-        rings: The number of workers of each trainer.
+    rings: The number of workers of each trainer.
     """
     widest, sent = max(rings), sum(workers - 1 for workers in rings)
     return sum(rings) * (widest - 1) / widest / sent if sent else 1.0

@@ -55,15 +55,10 @@ class Difference:
 def paired_difference(
     first: str, second: str, values: Mapping[str, Mapping[int, float]]
 ) -> Difference | None:
-    """The difference between two arms, paired by seed, with the interval of Student's t.
+    """First - second arm, paired by seed, with the interval of Student's t; None if the arms share
+    no seed.
 
-    Args:
-        first: An arm.
-        second: The arm that is subtracted.
-        values: Arm -> seed -> number.
-
-    Returns:
-        None if the arms share no seed.
+    values: Arm -> seed -> number.
     """
     shared = sorted(values[first].keys() & values[second].keys())
     differences = [values[first][seed] - values[second][seed] for seed in shared]

@@ -58,7 +58,6 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
     save, and no process outlives the iteration.
 
     Args:
-        runs: All runs of the study.
         folder: The study's folder, for the output of the processes.
         parallel: Processes at a time; the cores are shared among them.
 

@@ -85,16 +85,14 @@ class Classification:
         trains: bool,
     ) -> None:
         self.tokenizer = tokenizer
-        self.corpus = hashlib.sha256(f"{train.digest} {validation.digest}".encode()).hexdigest()[
-            :24
-        ]
+        digests = f"{train.digest} {validation.digest}"
+        self.corpus = hashlib.sha256(digests.encode()).hexdigest()[:24]
         self._train = train
         self._validation = validation
         self._evaluated = evaluated
         self._pad = tokenizer.padding
         self._skipped = skipped
         self._trains = trains
-        self._num_texts = len(train) + len(validation)
 
     def matches_fingerprint(self, corpus: str) -> bool:
         return self.corpus == corpus
@@ -104,11 +102,11 @@ class Classification:
 
     def skipped(self) -> str:
         unseen = sorted({*self._validation.labels.tolist()} - {*self._train.labels.tolist()})
-        said = [
-            f"no text to train on has class {label}, of some to validate on" for label in unseen
-        ]
-        rows = self._num_texts + sum(self._skipped.values())
-        return "; ".join(filter(None, [left_out(self._skipped, rows), *said[:1]]))
+        said = (
+            f"no text to train on has class {unseen[0]}, of some to validate on" if unseen else ""
+        )
+        rows = len(self._train) + len(self._validation) + self._skipped.total()
+        return "; ".join(filter(None, [left_out(self._skipped, rows), said]))
 
     def configure(self, config: Any) -> Any:
         if config.pad_token_id is None:
@@ -127,13 +125,12 @@ class Classification:
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        needed = max(least, num_streams)
+        texts, needed = len(self._train), max(least, num_streams)
         require(
-            len(self._train) >= needed,
-            f"the data has {len(self._train)} labelled texts, but one inner step needs {needed}; "
-            "lower batch.initial",
+            texts >= needed,
+            f"the data has {texts} labelled texts, but one inner step needs {needed}; lower "
+            "batch.initial",
         )
-        texts = len(self._train)
         order = StreamOrder(num_samples=texts, num_streams=num_streams, seed=seed)
         return LabelledSource(self._train, self._pad, num_streams, order.indices)
 

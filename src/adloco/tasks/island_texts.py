@@ -39,12 +39,11 @@ def fewer_texts(data: DataSettings, method: Method) -> list[str]:
 
 def open_islands(
     settings: TaskSettings, given: TaskData, here: Sequence[int], workers: int
-) -> "IslandTexts":
-    """Open the texts of the islands whose workers are here.
+) -> Task:
+    """Open the texts of the islands whose workers are here; the one text if islands have none of
+    their own.
 
     Args:
-        settings: The task.
-        given: Its data, with islands.
         here: The numbers of these islands, from 0.
         workers: Workers of all islands together.
 
@@ -52,6 +51,8 @@ def open_islands(
         ValueError: A text cannot be read, or two islands have the same one.
     """
     names = [*given.data.islands]
+    if not names:
+        return settings.open(given)
     own = {island: given.data.of_island(names[island]) for island in here}
     for island, data in own.items():
         same = [names[other] for other in here if other != island and own[other] == data]
@@ -76,7 +77,6 @@ class IslandTexts:
     def __init__(self, data: DataSettings, tasks: Mapping[int, Task], workers: int) -> None:
         """
         Args:
-            data: Names the islands.
             tasks: The task on the text of each island that is open here, by number.
             workers: Workers of all islands together, each of which has a stream.
         """

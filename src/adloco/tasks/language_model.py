@@ -179,7 +179,6 @@ def next_token_loss(
     Args:
         model: Called with input_ids; returns an object with logits [samples, context, vocabulary].
         ids: Token ids, int64 [samples, context + 1].
-        loss_fn: Cross-entropy of logits and targets.
     """
     with without_mask(model):
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
@@ -214,7 +213,6 @@ def generate(
         context_tokens: The model sees this many of the latest tokens.
         vocab_size: Number of the tokenizer's ids; a model can have outputs for more, none is drawn.
         stop: Id that ends the text; it is not yielded.
-        seed: Seed of the draw.
     """
     model.eval()
     device = next(model.parameters()).device

@@ -51,10 +51,6 @@ class ProblemTask:
     """A problem from Python, ready to train and evaluate."""
 
     def __init__(self, problem: Problem) -> None:
-        """
-        Args:
-            problem: With at least one batch in `validation`.
-        """
         from adloco.data.byte_tokenizer import ByteTokenizer
 
         require(

@@ -81,8 +81,7 @@ class Task(Protocol):
     def num_train_samples(self, at_least: int) -> int:
         """Number of samples to train on; `sys.maxsize` if it is not known.
 
-        Args:
-            at_least: For a stream, samples to fetch; the number is then of those so far.
+        at_least: For a stream, samples to fetch; the number is then of those so far.
         """
         ...
 
@@ -110,7 +109,6 @@ class Task(Protocol):
 
         Args:
             model: The model, which is set to evaluation mode.
-            device: Where the model is.
             at_once: Most samples in one call of the model.
             part: Which part this is, from 0.
             parts: Number of parts.
@@ -150,11 +148,7 @@ class TaskSettings(Protocol):
         ...
 
     def open(self, given: TaskData) -> Task:
-        """Open the task with its data.
-
-        Raises:
-            ValueError: The data cannot be read or does not suit the task.
-        """
+        """Open the task with its data; ValueError if that cannot be read or used for it."""
         ...
 
 
