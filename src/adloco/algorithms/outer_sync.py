@@ -9,7 +9,7 @@ fragments that are synced one after another while training continues (Streaming 
 2501.18512), by the events of `rules/sync_schedule.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -212,22 +212,6 @@ class OuterSync:
         """Set the local workers to the global parameters and the averaged buffers."""
         for replica in replicas:
             copy_all(self.parameters(), [*replica.params, *replica.buffers])
-
-    def require_finite(
-        self,
-        where: str,
-        names: Sequence[str],
-        add_up: Callable[[Sequence[float]], list[float]],
-    ) -> None:
-        """Raise NonFiniteLossError unless global parameters and outer optimizer state are finite.
-
-        Args:
-            where: The trainer, for the message.
-            names: Names of the parameters.
-            add_up: Sums numbers over the ranks that have parts of the parameters.
-        """
-        replica = Replica(names=names, params=self.global_params, buffers=[], residuals=[])
-        replica.require_finite(where, add_up, [self.optimizer] if self.optimizer else [])
 
     def discard_in_flight(self) -> None:
         """Wait for a mean in flight, because the other ranks wait for it too, and drop it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
@@ -130,9 +130,12 @@ class RunState:
         for trainer in self.trainers.values():
             here = placement.local(trainer.worker_ids)
             if here:
-                worker = self.workers[here[0]]
-                where = f"the global parameters of trainer {trainer.id}"
-                trainer.outer.require_finite(where, worker.replica.names, worker.engine.sum)
+                worker, outer = self.workers[here[0]], trainer.outer
+                replace(worker.replica, params=outer.global_params).require_finite(
+                    f"the global parameters of trainer {trainer.id}",
+                    worker.engine.sum,
+                    [outer.optimizer] if outer.optimizer else [],
+                )
 
     def parts(self, placement: Placement, *, copy: bool) -> dict[str, Any]:
         """The state in host memory, by part; see `state_parts`. Called on all ranks.
