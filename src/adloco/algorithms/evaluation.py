@@ -59,7 +59,7 @@ def evaluate(
         worker.engine.after_evaluation()
         return worker.engine.sum(part)
 
-    results = placement.map(run, list(workers.values()), on_failure=lambda: None)
+    results = placement.map(run, list(workers.values()))
     gathered = placement.gather(dict(zip(workers, results, strict=True)))
     sums: dict[int, dict[int, Sums]] = {trainer: {} for trainer in trainers}
     for (trainer, island), among in sharing.items():

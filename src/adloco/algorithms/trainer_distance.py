@@ -58,9 +58,7 @@ def trainer_distances(
     here = [trainer for trainer in trainers.values() if placement.local(trainer.worker_ids)]
     rows = {
         worker: row
-        for trainer, row in zip(
-            here, placement.map(numbers, here, on_failure=lambda: None), strict=True
-        )
+        for trainer, row in zip(here, placement.map(numbers, here), strict=True)
         for worker in placement.local(trainer.worker_ids)
     }
     gathered = placement.gather(dict(sorted(rows.items())))

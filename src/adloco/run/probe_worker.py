@@ -106,7 +106,7 @@ class ProbeWorker:
             advance = partial(self._worker.advance, task, halted=Event())
             apart = self._worker.engine.compiles
             try:
-                self._placement.map(advance, [end], on_failure=lambda: None, apart=apart)
+                self._placement.map(advance, [end], apart=apart)
             except RuntimeError as error:  # In an update: passes are repeated.
                 if not ran_out_of_memory(error):
                     raise

@@ -157,7 +157,7 @@ class Placement:
         self,
         function: Callable[[Item], Result],
         items: Sequence[Item],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[], None] = lambda: None,
         together: bool = False,
         apart: bool = False,
     ) -> list[Result]:
