@@ -118,9 +118,8 @@ def build_workers(
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     settings = InnerSettings(
         problem=problem,
-        max_grad_norm=method.max_grad_norm,
-        rule=batching.rule,
-        test=batching.test,
+        method=method,
+        batching=batching,
         execution=execution,
         device=placement.device,
         syncing=syncing,

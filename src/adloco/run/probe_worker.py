@@ -43,9 +43,8 @@ class ProbeWorker:
         problem = opened.problem(data)
         settings = InnerSettings(
             problem=problem,
-            max_grad_norm=recipe.method.max_grad_norm,
-            rule=recipe.batch,
-            test=replace(recipe.test, steps=1, step="first"),
+            method=recipe.method,
+            batching=replace(recipe.batching, test=replace(recipe.test, steps=1, step="first")),
             execution=Execution(autocast=opened.precision, seed=recipe.run.seed, clock=clock),
             device=self._device,
             syncing=recipe.syncing,
