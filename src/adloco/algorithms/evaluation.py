@@ -27,14 +27,13 @@ def evaluate(
     islands: Mapping[int, int],
     share_of: Callable[[int], Share],
 ) -> dict[int, dict[int, Sums]]:
-    """Sums over each evaluation set, by trainer id and island. Called on all ranks.
+    """Sums over each evaluation set, by trainer id and island. Called on all ranks, between
+    rounds.
 
     Where workers' parameters differ from their trainers' global ones, these replace them while the
     model is evaluated.
 
     Args:
-        state: The run's state, between rounds.
-        placement: Where all workers live.
         islands: The island of each worker, by id: workers of one island share an evaluation set.
         share_of: Takes an island, and returns what evaluates a model on one part of its set.
     """

@@ -43,9 +43,7 @@ class Replica:
     def of(model: nn.Module, residuals_in: OuterMemory | None = None) -> "Replica":
         """The replica of a model.
 
-        Args:
-            model: The worker's model.
-            residuals_in: Place of residuals, which are zero; None: there are none.
+        residuals_in: Place of residuals, which are zero; None: there are none.
         """
         params = trainable(model)
         for name, parameter in params.items():

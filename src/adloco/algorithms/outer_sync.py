@@ -38,7 +38,6 @@ class OuterSync:
         """
         Args:
             replica: A worker whose parameters are copied as the first global parameters.
-            syncing: How the workers are synced.
             fragments: For each fragment, the indices of the parameters that are synced together;
                 None: one fragment with all parameters.
         """
@@ -70,11 +69,9 @@ class OuterSync:
         """Carry out an event of the schedule: start a fragment's mean, finish it, or both.
 
         Args:
-            event: What to do, and with which fragment.
             replicas: The local workers of the trainer.
             weights: Each one's weight, usually its share of the trainer's samples; over all ranks
                 they add up to 1. Not used to finish a mean.
-            comm: Reductions among all workers of the trainer.
 
         Returns:
             What the mean has cost, once it is finished.

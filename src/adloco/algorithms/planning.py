@@ -120,7 +120,6 @@ class Planner:
         Args:
             samples_before: Samples of the run before the round.
             steps: The plans of all workers of the run, for each inner step of the round.
-            workers: Ids of the trainer's workers.
         """
         schedule = self.learning_rate
         if schedule is None:

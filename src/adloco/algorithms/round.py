@@ -36,7 +36,6 @@ class Round:
         """
         Args:
             state: The run's state, between rounds or within the round to continue.
-            parts: The parts that all rounds of the run share.
             inner_steps: H of a new round; ignored if the state is within a round.
             final_samples: As in `RunState`, of a new round; ignored likewise.
         """

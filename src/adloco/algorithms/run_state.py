@@ -93,10 +93,8 @@ class RunState:
 
         Called on all ranks.
 
-        Args:
-            samples: Samples of every worker of the run, by id, or another measure of its weight
-                (`outer.weights`, stages). A worker's weight is its share of its trainer's sum.
-            placement: Where all workers live.
+        samples: Samples of every worker of the run, by id, or another measure of its weight
+            (`outer.weights`, stages). A worker's weight is its share of its trainer's sum.
 
         Yields:
             (trainer, replicas of its workers here, their weights, its communicator).
@@ -140,9 +138,7 @@ class RunState:
     def parts(self, placement: Placement, *, copy: bool) -> dict[str, Any]:
         """The state in host memory, by part; see `state_parts`. Called on all ranks.
 
-        Args:
-            placement: The ranks.
-            copy: Copies, which training does not change.
+        copy: Copies, which training does not change.
 
         Returns:
             On the first rank of each island: the parts of its workers, and of the trainers whose
@@ -190,7 +186,6 @@ class RunState:
 
         Args:
             parts: `run`, and at least what `local_parts` names.
-            placement: Where all workers live.
             new_trainer: Makes a trainer with the given id, whose state is then loaded.
         """
         for trainer in self.trainers.values():

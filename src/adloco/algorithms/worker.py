@@ -294,10 +294,7 @@ class Worker:
     def _backward(self, plan: BatchPlan, testing: bool, statistics: Sequence[Tensor]) -> Tensor:
         """Compute the gradients of a step; return the loss of each micro-batch.
 
-        Args:
-            plan: The micro-batches.
-            testing: True to take the statistics of a test step.
-            statistics: A copy of `_statistics` from before the step.
+        statistics: A copy of `_statistics` from before the step.
         """
 
         def compute(plan: BatchPlan) -> Tensor:
