@@ -45,7 +45,6 @@ def start_all_to_all(
     Args:
         sent: What each rank of the group gets from this one; contiguous.
         received: Where to write what each rank sends; contiguous, of the size that is sent.
-        group: The ranks.
 
     Returns:
         What `wait_for` waits for.

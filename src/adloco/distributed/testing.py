@@ -27,8 +27,6 @@ def run_on_ranks(
 
     Args:
         function: Must be importable by name.
-        num_ranks: How many ranks to start.
-        arguments: Passed to the function.
         timeout_seconds: How long the ranks may take.
 
     Returns:

@@ -78,8 +78,6 @@ class BufferPool:
         Args:
             tensors: All tensors of a reduction.
             indices: Those in this bucket; see `bucket_indices`.
-            dtype: Data type of the bucket.
-            count: How many such buckets.
 
         Returns:
             A tensor of shape (count, elements).
@@ -187,8 +185,6 @@ def fill_weighted(
     that has not moved contributes exactly zero.
 
     Args:
-        given: What the local workers contribute.
-        indices: Which of their tensors.
         results: Where to write these tensors one after another, of shape (workers, elements), or
             (1, elements) for the sum in the order of the workers; its type is at least as precise
             as the entries'.

@@ -38,11 +38,8 @@ class Work:
         self, exchange: PlainSum | CompressedSum, transfers: Transfers | None, filled_seconds: float
     ) -> None:
         """
-        Args:
-            exchange: A sum that has been filled: `transfer` sends and receives, in any thread, and
-                `result` comes after it.
-            transfers: Runs it in the background; None: it runs in `wait`.
-            filled_seconds: Seconds that it took to start.
+        exchange: A sum that has been filled: `transfer` sends and receives, in any thread, and
+            `result` comes after it.
         """
         self.stats = exchange.stats
         """Complete after `wait`."""
@@ -83,7 +80,6 @@ class Comm:
     ) -> None:
         """
         Args:
-            islands: Where the workers live.
             transfers: Runs exchanges in the background; None: in `Work.wait`.
             pool: Memory for buckets; None: a pool of its own.
         """
@@ -97,10 +93,7 @@ class Comm:
     ) -> list[Tensor]:
         """The weighted mean of all workers' entries, the same bits on all islands.
 
-        Args:
-            per_worker: The tensors of each local worker.
-            weights: One number for each local worker; over the whole set they add up to 1.
-            wire: The wire format; None: entries are sent uncompressed.
+        weights: One number for each local worker; over the whole set they add up to 1.
 
         Returns:
             One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without

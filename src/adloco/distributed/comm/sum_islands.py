@@ -83,10 +83,7 @@ class Islands:
 def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
     """Gather what each rank of the group has, padded with zeros to the longest.
 
-    Args:
-        mine: This rank's tensor, (rows, ...).
-        longest: The most rows that a rank has.
-        group: The ranks; None: all.
+    mine: This rank's tensor, (rows, ...).
 
     Returns:
         A tensor of shape (ranks, longest, ...).

@@ -145,7 +145,6 @@ def report_death(store: Any, process: int, how: str) -> None:
 
     Args:
         store: With keys of this start.
-        process: Its id.
         how: How it ended: the rest of a sentence about it.
     """
     store.set(f"dead-{process}", how)

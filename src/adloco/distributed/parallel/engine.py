@@ -38,8 +38,6 @@ class Engine(ABC):
         Args:
             model: The model; a wrapper of it where there is one.
             island: The ranks that serve the worker; None: this one alone.
-            owners: The ranks that share the work on whole matrices.
-            compile: True to compile the model.
         """
         require(
             island is None
@@ -169,7 +167,6 @@ class IslandGroup:
         Args:
             mesh: The ranks of the island by replica and shard.
             group: The same ranks as one group.
-            traffic: Counts the bytes that the ranks exchange.
         """
         self.mesh = mesh
         self.group = group

@@ -143,15 +143,10 @@ def _allocate(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) 
 class _MeasuringReduceScatter:
     """A reduce-scatter for one of FSDP2's modules that sees unsharded gradients and counts bytes.
 
-    Its input has a row for each shard, padded with zeros.
+    Its input has a row for each shard, padded with zeros. `parameters` are the module's own.
     """
 
     def __init__(self, traffic: Traffic, parameters: Sequence[Tensor]) -> None:
-        """
-        Args:
-            traffic: Where bytes are counted.
-            parameters: The module's own.
-        """
         self.norms: GradientSums | None = None
         self._traffic, self._parameters = traffic, parameters
         self._taken: list[int] = []

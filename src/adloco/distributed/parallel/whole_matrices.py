@@ -55,7 +55,6 @@ class MatrixOwners:
     ) -> None:
         """
         Args:
-            traffic: Counts the bytes that ranks send to one another.
             replicas: The ranks that have the same part of each matrix; None: this one alone.
             shards: The ranks that together have one replica; None: this one alone.
         """
@@ -122,7 +121,6 @@ class MatrixOwners:
         Args:
             sent: A tensor for each rank, of one dimension.
             sizes: The number of elements that each rank sends to this one.
-            group: The ranks.
 
         Returns:
             What each rank sends (this rank's own is there at once), and what to wait for.

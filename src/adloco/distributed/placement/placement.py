@@ -78,13 +78,10 @@ class Placement:
         Args:
             workers: Ids of the run's workers, rising, for the ranks of the default process group;
                 None: all workers live in this process, which talks to no other.
-            device: Where the workers of this process compute.
-            threads: Workers of it that run at once. 0: one per core on a CPU; on a GPU one at a
-                time, or one per core if they are small.
-            shards: Ranks over which a worker's parameters are sharded.
+            threads: Workers of this process that run at once. 0: one per core on a CPU; on a GPU
+                one at a time, or one per core if they are small.
             replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
             timeout_seconds: See `longest_wait`.
-            ranks_of_device: Ranks that compute on this process's device; 1 on a CPU.
         """
         set_up_matrix_products()
         self.device = torch.device(device)
@@ -139,14 +136,12 @@ class Placement:
         return [worker for worker in worker_ids if self.owner(worker) == self._island]
 
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
-        """Put a worker's model on the device of this rank, replicated or sharded over its island.
+        """Put a worker's model on the device of this rank, replicated over its island,
+        or sharded in place.
 
         Called for each local worker in rising order.
 
-        Args:
-            model: The model; FSDP2 shards it in place.
-            compile: Compile it with torch.compile.
-            fill: Gives values to a model that was built on the meta device.
+        fill: Gives values to a model that was built on the meta device.
         """
         if self.shards > 1:
             assert self._island_group is not None
@@ -164,7 +159,6 @@ class Placement:
         """Call the function on each local item, concurrently where that helps.
 
         Args:
-            function: What to call.
             items: One item for each local worker.
             on_failure: Called as soon as one item fails or the wait is interrupted, to end the
                 others early. The error is raised once all have ended.
@@ -301,10 +295,7 @@ class Placement:
     def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
         """Send a state from one rank to another; only these two call it.
 
-        Args:
-            state: What the sender sends; not used on the receiver.
-            sender: The rank that has it.
-            receiver: The rank that needs it.
+        state: What the sender sends; not used on the receiver.
 
         Returns:
             The state, on both.
