@@ -62,8 +62,6 @@ def start_ranks(
     Every rank gets Ctrl+C once. No rank outlives this call.
 
     Args:
-        count: Number of ranks.
-        words: Arguments of the command.
         grace_seconds: How long the other ranks may take to end after one was interrupted; they
             save together.
         recovery: Says what happens after a rank has failed, if the others recover; None: all are
@@ -161,8 +159,6 @@ class _Launcher:
         """Do what the table says of a rank.
 
         Args:
-            process: Its id.
-            seen: What is seen of it.
             code: Its exit code, if it has ended.
             ends: True if a signal ends the run.
         """
@@ -217,10 +213,6 @@ class _AllSilent:
     def look(self, quorum: int, members: int) -> bool:
         """True if no member has given a sign of life for twice silent_seconds; called again and
         again.
-
-        Args:
-            quorum: Its number.
-            members: How many it has.
         """
         if time.monotonic() < self._next:
             return False

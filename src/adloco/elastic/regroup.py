@@ -36,7 +36,6 @@ class Regrouping:
     def __init__(self, recipe: Recipe, quorum: Quorum, resumed: Path | None) -> None:
         """
         Args:
-            recipe: Of the run.
             quorum: The first one that this process is in.
             resumed: Folder of the run to resume; None: the recipe says.
         """

@@ -95,7 +95,6 @@ def find_weights(
         model: The model, of transformers and without memory.
         must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
             tensor are refused.
-        dtype: Data type of the model's parameters.
 
     Returns:
         The place of each weight, or with `only_whole` the reason why they must be read whole.

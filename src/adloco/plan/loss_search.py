@@ -59,7 +59,6 @@ def search(
     """Find the constants of the law.
 
     Args:
-        seen: The points.
         irreducible: Lowest and highest E, below all losses.
         critical_batch: Lowest and highest B, in samples; infinite if batches cost nothing.
 

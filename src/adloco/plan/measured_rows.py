@@ -47,9 +47,7 @@ class Rows:
 def read_rows(path: Path, *, measured: bool) -> Rows:
     """Read a CSV file with a header.
 
-    Args:
-        path: The file.
-        measured: True if each row must have a measurement.
+    measured: True if each row must have a measurement.
 
     Raises:
         ValueError: A column is missing, or a value is not what it must be.

@@ -97,10 +97,7 @@ def assign_workers(
     The workers are given out one by one. Each goes to the trainer whose request, divided by the
     number of workers it would then have, is largest (D'Hondt's rule); ties go to the smallest id.
 
-    Args:
-        requests: Requested batch of each living trainer by id.
-        current: Number of workers that each living trainer has already, by id. It keeps them.
-        freed: Number of workers to give out.
+    current: Number of workers that each living trainer has already, by id. It keeps them.
 
     Returns:
         A trainer id for each freed worker.

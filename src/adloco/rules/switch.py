@@ -154,10 +154,7 @@ class SwitchMode:
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
         """Samples per inner step that a trainer takes of its request, over all its workers.
 
-        Args:
-            requested: The trainer's requested batch, in samples.
-            workers: Number of the trainer's workers.
-            ranks: Ranks that serve each worker.
+        ranks: Ranks that serve each worker.
 
         Returns:
             The whole request, or what fits in one pass of all workers if that is less and the
@@ -185,9 +182,7 @@ class SwitchMode:
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """The micro-batches of a worker's inner step.
 
-        Args:
-            share: Samples of the worker. In mode never, it takes at most what fits in one pass.
-            ranks: Ranks that serve the worker.
+        share: Samples of the worker. In mode never, it takes at most what fits in one pass.
         """
         if self.mode == "never":
             share = min(share, ranks * self.b_max)

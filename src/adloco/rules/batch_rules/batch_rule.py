@@ -52,8 +52,6 @@ class BatchRule(Protocol):
 
         A rule without statistics is also asked before the first round, at 0 samples.
 
-        Args:
-            estimate: What is known of the gradient's statistics; None if none were taken.
-            point: How far the trainer's training has come.
+        estimate: What is known of the gradient's statistics; None if none were taken.
         """
         ...
