@@ -49,7 +49,6 @@ class Measurement(Protocol):
         Returns:
             (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
         """
-        ...
 
 
 class NormMeasurement:

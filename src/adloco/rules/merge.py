@@ -59,7 +59,6 @@ class MergePolicy(Protocol):
             round: Number of the round, from 1.
             requests: Requested batch of each living trainer by id, in samples.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

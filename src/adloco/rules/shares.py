@@ -28,7 +28,6 @@ class Shares(Protocol):
 
         speeds: Samples per second by worker id, for the workers measured so far.
         """
-        ...
 
     def update(
         self, speeds: Mapping[int, float], measured: Mapping[int, float]
@@ -39,7 +38,6 @@ class Shares(Protocol):
             speeds: Samples per second by worker id, from this method's last result.
             measured: Samples per second by worker id in the round that has ended.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,15 +33,12 @@ class MatrixWork(Protocol):
 
     def given(self, indices: Sequence[int]) -> Sequence[Tensor]:
         """This rank's rows of some matrices, contiguous."""
-        ...
 
     def compute(self, stack: Tensor) -> Tensor:
         """Compute the results of whole matrices (number, rows, columns), of the same sizes."""
-        ...
 
     def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
         """Use this rank's rows of the results of some matrices, which are all of one shape."""
-        ...
 
 
 class MatrixOwners:

@@ -33,12 +33,10 @@ class WireFormat(Protocol):
     @property
     def block(self) -> int:
         """Values of a block."""
-        ...
 
     @property
     def block_bytes(self) -> int:
         """Bytes of an encoded block."""
-        ...
 
     def encode(self, values: Tensor) -> Tensor:
         """Encode blocks. The bytes of a block depend on its values alone, which stay as they are.
@@ -49,7 +47,6 @@ class WireFormat(Protocol):
         Returns:
             Contiguous uint8 of shape (blocks, block_bytes).
         """
-        ...
 
     def decode(self, blocks: Tensor) -> Tensor:
         """Decode blocks.
@@ -60,7 +57,6 @@ class WireFormat(Protocol):
         Returns:
             Finite float32 of shape (blocks, block).
         """
-        ...
 
 
 def check_format(wire: WireFormat, device: torch.device | str = "cpu") -> None:

@@ -38,14 +38,12 @@ class BatchRule(Protocol):
         """The fewest groups of samples per worker that the rule's gradient statistics need, at
         least 2; 1 if it needs no statistics.
         """
-        ...
 
     @property
     def measurement(self) -> str:
         """Dotted path of the `Measurement` that takes the statistics; empty for squared norms of
         gradients.
         """
-        ...
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         """The batch that the trainer should request, in samples per inner step over its workers.
@@ -54,4 +52,3 @@ class BatchRule(Protocol):
 
         estimate: What is known of the gradient's statistics; None if none were taken.
         """
-        ...
