@@ -12,14 +12,7 @@ from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, Sums, evaluate, means, total
-from adloco.algorithms.method import (
-    Batching,
-    Execution,
-    Merging,
-    Method,
-    Problem,
-    Syncing,
-)
+from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards

@@ -3,13 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from adloco.algorithms.reports import (
-    RoundReport,
-    StepLoss,
-    SyncReport,
-    TrainerReport,
-    WorkerReport,
-)
+from adloco.algorithms.reports import RoundReport, StepLoss, SyncReport, TrainerReport, WorkerReport
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState

@@ -177,10 +177,7 @@ class RunState:
         }
 
     def load_parts(
-        self,
-        parts: Mapping[str, Any],
-        placement: Placement,
-        new_trainer: Callable[[int], Trainer],
+        self, parts: Mapping[str, Any], placement: Placement, new_trainer: Callable[[int], Trainer]
     ) -> None:
         """Continue from the parts of a state. Called on all ranks.
 

@@ -35,13 +35,7 @@ from adloco.algorithms.optimizer_state import begins_with_zeros, forget, load_op
 from adloco.algorithms.optimizers import InnerFactory, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.device import (
-    autocast,
-    on_stream,
-    read_later,
-    require_samples,
-    to_device,
-)
+from adloco.distributed.device import autocast, on_stream, read_later, require_samples, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip

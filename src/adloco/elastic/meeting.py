@@ -18,12 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from adloco.distributed.launch.launcher import LATE_SECONDS
-from adloco.distributed.launch.rank_store import (
-    Quorum,
-    StoreGoneError,
-    connect,
-    report_death,
-)
+from adloco.distributed.launch.rank_store import Quorum, StoreGoneError, connect, report_death
 from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.elastic.store import (
     OVER,

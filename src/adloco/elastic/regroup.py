@@ -17,13 +17,7 @@ from adloco.distributed.launch.failures import Notes
 from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.islands import island_of
-from adloco.elastic.meeting import (
-    can_grow,
-    come,
-    failed_islands,
-    next_quorum,
-    shape_of,
-)
+from adloco.elastic.meeting import can_grow, come, failed_islands, next_quorum, shape_of
 from adloco.elastic.store import end_all, leave
 from adloco.errors import RankFailureError
 from adloco.run.starts import Kind

@@ -52,9 +52,7 @@ class Solution:
 
 
 def search(
-    seen: Observations,
-    irreducible: tuple[float, float],
-    critical_batch: tuple[float, float],
+    seen: Observations, irreducible: tuple[float, float], critical_batch: tuple[float, float]
 ) -> Solution:
     """Find the constants of the law.
 

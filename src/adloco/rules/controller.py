@@ -113,10 +113,7 @@ class BatchController:
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
 
     def update(
-        self,
-        measured: GradientEstimate | None,
-        trainer_samples: int,
-        decay: float = 1.0,
+        self, measured: GradientEstimate | None, trainer_samples: int, decay: float = 1.0
     ) -> None:
         """Set the new requested batch.
 

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.parallel.engine import Engine, IslandGroup
-from adloco.distributed.parallel.gradient_norms import (
-    GradientSums,
-    incoming_gradients,
-)
+from adloco.distributed.parallel.gradient_norms import GradientSums, incoming_gradients
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
