@@ -73,9 +73,8 @@ def start_all_to_all(
         if sent[rank].numel()
     ]
     operations = receives + sends
-    works = [*dist.batch_isend_irecv(operations)] if operations else []
-    pending: list[Pending] = [*works, *arrivals]
-    return pending
+    works = dist.batch_isend_irecv(operations) if operations else []
+    return [*works, *arrivals]
 
 
 def wait_for(works: Iterable[Pending]) -> None:

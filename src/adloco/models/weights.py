@@ -127,11 +127,9 @@ def find_weights(
         name in in_blocks or must_be_there(name, model.base_model_prefix) for name in absent
     ):
         reason = "some are missing"
-    return (
-        StoredWeights(only_whole=reason)
-        if reason
-        else StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
-    )
+    if reason:
+        return StoredWeights(only_whole=reason)
+    return StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
 
 
 def frozen_weights(file: Path, model: nn.Module) -> StoredWeights:

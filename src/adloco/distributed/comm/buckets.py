@@ -242,7 +242,7 @@ def together(tensors: Sequence[Tensor]) -> Iterator[slice]:
 
 def blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Flat blocks of tensors of one size, the same part of each at a time; see `BLOCK`."""
-    length = _block_length(tensors[0])
+    length = BLOCK if tensors[0].device.type == "cpu" else BLOCK_ON_GPU
     return zip(*(torch.split(tensor.reshape(-1), length) for tensor in tensors), strict=True)
 
 
@@ -258,7 +258,3 @@ def block_squares(block: Tensor) -> Tensor:
 def sum_of_squares(tensor: Tensor) -> float:
     """Sum of squares of a whole tensor, the same on every placement; see `block_squares`."""
     return float(sum(block_squares(block) for (block,) in blocks([tensor])))
-
-
-def _block_length(tensor: Tensor) -> int:
-    return BLOCK if tensor.device.type == "cpu" else BLOCK_ON_GPU

@@ -199,13 +199,12 @@ class _CountingAllGather:
 
 def _check_shardable(model: nn.Module) -> None:
     advice = "use placement.shard_size 1 (replicas are no problem)"
-    scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
-    if scalars:
-        raise ValueError(
-            f"parameters without dimensions such as {scalars[0]} cannot be sharded; "
-            f"give them the shape (1,), or {advice}"
-        )
     for name, parameter in model.named_parameters():
+        require(
+            parameter.ndim > 0,
+            f"parameters without dimensions such as {name} cannot be sharded; give them the shape "
+            f"(1,), or {advice}",
+        )
         require(
             not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks),
             f"shards would leave out the hooks of parameter {name}; {advice}",
@@ -218,8 +217,8 @@ def _check_shardable(model: nn.Module) -> None:
     types = sorted(
         {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     )
-    if len(types) > 1:
-        raise ValueError(
-            f"shards need parameters of one data type, got {' and '.join(types)}; "
-            f"convert the model, or {advice}"
-        )
+    require(
+        len(types) == 1,
+        f"shards need parameters of one data type, got {' and '.join(types)}; convert the model, "
+        f"or {advice}",
+    )

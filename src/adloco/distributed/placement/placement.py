@@ -242,26 +242,25 @@ class Placement:
 
     def largest(self, number: float) -> float:
         """The largest of the numbers of all ranks."""
-        return self._reduced(number, dist.ReduceOp.MAX)
+        return self._reduced([number], dist.ReduceOp.MAX)[0]
 
     def total(self, number: float) -> float:
         """The sum of the numbers of all ranks."""
-        return self._reduced(number, dist.ReduceOp.SUM)
-
-    def _reduced(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
-        if self._alone:
-            return number
-        result = torch.tensor(number, dtype=torch.float64, device=message_device())
-        dist.all_reduce(result, operation)
-        return float(result)
+        return self._reduced([number], dist.ReduceOp.SUM)[0]
 
     def total_bytes(self) -> Bytes:
         """Bytes that all ranks have given to collectives so far."""
+        return Bytes(*self._reduced(self.traffic.total(), dist.ReduceOp.SUM))
+
+    def _reduced(
+        self, numbers: Sequence[float], operation: dist.ReduceOp.RedOpType
+    ) -> Sequence[float]:
         if self._alone:
-            return self.traffic.total()
-        total = torch.tensor(self.traffic.total(), dtype=torch.float64, device=message_device())
-        dist.all_reduce(total)
-        return Bytes(*total.tolist())
+            return numbers
+        result = torch.tensor(numbers, dtype=torch.float64, device=message_device())
+        dist.all_reduce(result, operation)
+        reduced: list[float] = result.tolist()
+        return reduced
 
     def agree(self, value: Item) -> Item:
         """Return rank 0's value on every rank."""
