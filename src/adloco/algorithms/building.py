@@ -72,9 +72,8 @@ def is_compiled(
 ) -> bool:
     """True if the workers' models, which are like this one, are to be compiled.
 
-    Args:
-        asked: auto: large models that compiling is known to make faster, on a GPU that has the
-            whole model.
+    asked: auto: large models that compiling is known to make faster, on a GPU that has the
+        whole model.
 
     Raises:
         ValueError: It is asked for, and the model cannot be compiled.

@@ -134,8 +134,7 @@ def who_sees(folder: Path) -> list[bool]:
 
     Called on all ranks.
 
-    Args:
-        folder: A folder that exists and that rank 0 can write into; the other ranks' is ignored.
+    folder: A folder that exists and that rank 0 can write into; the other ranks' is ignored.
     """
     # Every rank has the name before the file is there.
     file = Path(all_states(str(folder.absolute() / f".adloco-{uuid.uuid4().hex}"))[0])

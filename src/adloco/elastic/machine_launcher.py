@@ -121,8 +121,7 @@ class _Launcher:
     def wait(self, received: Sequence[int]) -> int:
         """Wait for all ranks.
 
-        Args:
-            received: Signals that end the run, as they come.
+        received: Signals that end the run, as they come.
 
         Returns:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the

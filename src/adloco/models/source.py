@@ -110,8 +110,7 @@ class ModelSource(Protocol):
     def config(self, vocab_size: int) -> Any:
         """The model's configuration.
 
-        Args:
-            vocab_size: Number of ids of the tokenizer.
+        vocab_size: Number of ids of the tokenizer.
 
         Returns:
             An object with `vocab_size`, as configurations of transformers have it.

@@ -70,10 +70,8 @@ class StoredWeights:
         return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
-        """Digest of each tensor's name, type, size and first elements, to recognise other weights.
-
-        Returns:
-            A hexadecimal SHA-256 digest.
+        """Hexadecimal SHA-256 digest of each tensor's name, type, size and first elements, to
+        recognise other weights.
         """
         about = hashlib.sha256(self.only_whole.encode())
         for name, (file, key) in sorted(self.places.items()):

@@ -97,9 +97,6 @@ def assign_workers(
     number of workers it would then have, is largest (D'Hondt's rule); ties go to the smallest id.
 
     current: Number of workers that each living trainer has already, by id. It keeps them.
-
-    Returns:
-        A trainer id for each freed worker.
     """
     counts = dict(current)
     chosen = []

@@ -73,14 +73,12 @@ class BufferPool:
     def buckets(
         self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype, count: int = 1
     ) -> Tensor:
-        """Flat tensors with room for this rank's shards of the tensors of one bucket.
+        """Flat tensors, (count, elements), with room for this rank's shards of the tensors of one
+        bucket.
 
         Args:
             tensors: All tensors of a reduction.
             indices: Those in this bucket; see `bucket_indices`.
-
-        Returns:
-            A tensor of shape (count, elements).
         """
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
@@ -113,10 +111,8 @@ def rounded_origin(origin: Sequence[Tensor], entries: Sequence[Tensor]) -> list[
 
 
 def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """Group tensors into buckets by data type, by device, and by whether they are sharded.
-
-    Returns:
-        (sharded, indices of the tensors) of each bucket.
+    """Group tensors into buckets by data type, by device, and by whether they are sharded:
+    (sharded, indices of the tensors) of each.
     """
     found: dict[tuple[bool, str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):

@@ -129,12 +129,10 @@ class Comm:
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
     ) -> list[Tensor]:
-        """Send the tensors of worker `source` to the workers in `receivers`.
+        """Send the tensors of worker `source` to the workers in `receivers`, and return them, in
+        their own type.
 
         Nothing is sent if there are no receivers.
-
-        Returns:
-            The tensors of the source, in their own type.
         """
         islands, results = self._islands, list(tensors)
         if islands.me is None or not receivers or self.num_workers == 1:

@@ -81,12 +81,8 @@ class Islands:
 
 
 def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Gather what each rank of the group has, padded with zeros to the longest.
-
-    mine: This rank's tensor, (rows, ...).
-
-    Returns:
-        A tensor of shape (ranks, longest, ...).
+    """Gather what each rank of the group has, of shape (rows, ...), padded with zeros to the
+    longest: (ranks, longest, ...).
     """
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
     everyone = padded.new_empty(dist.get_world_size(group), *padded.shape)

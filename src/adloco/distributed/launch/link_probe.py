@@ -40,8 +40,7 @@ def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
 
     It takes some seconds: transfers grow until one takes a second on the slowest link.
 
-    Args:
-        ranks: One rank of each island, at least two.
+    ranks: One rank of each island, at least two.
 
     Returns:
         A link for each of the ranks, the same on all ranks.

@@ -87,8 +87,7 @@ class Quorum:
     def of_all(store: Any = None) -> "Quorum":
         """The processes that were started together.
 
-        Args:
-            store: Counts the groups that they had before; None: this is their first one.
+        store: Counts the groups that they had before; None: this is their first one.
         """
         members = tuple(range(int(os.environ["WORLD_SIZE"])))
         process = int(os.environ["RANK"])

@@ -68,9 +68,8 @@ class Engine(ABC):
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a micro-batch.
 
-        Args:
-            last: True for the last micro-batch of a step, whose backward pass must leave gradients
-                summed over the island.
+        last: True for the last micro-batch of a step, whose backward pass must leave gradients
+            summed over the island.
         """
 
     @abstractmethod

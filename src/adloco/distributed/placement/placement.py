@@ -205,16 +205,11 @@ class Placement:
         )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        """Gather a few float64 numbers of every worker.
+        """Gather a few float64 numbers of every worker, from those of each local one: by worker id
+        in rising order.
 
         They are gathered and not summed, so that every rank adds them in the same order and takes
         the same decisions to the last bit.
-
-        Args:
-            rows: The numbers of each local worker, by worker id.
-
-        Returns:
-            The numbers of all workers, by worker id in rising order.
         """
         num_workers = len(rows) if self._alone else len(self._places)
         if num_workers > 1 and self._position == 0:
@@ -292,12 +287,9 @@ class Placement:
         return [value] if self._alone else all_states(value)
 
     def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
-        """Send a state from one rank to another; only these two call it.
+        """Send a state from one rank to another, and return it on both; only these two call it.
 
         state: What the sender sends; not used on the receiver.
-
-        Returns:
-            The state, on both.
         """
         if sender == receiver:
             return state

@@ -41,8 +41,7 @@ class WireFormat(Protocol):
     def encode(self, values: Tensor) -> Tensor:
         """Encode blocks. The bytes of a block depend on its values alone, which stay as they are.
 
-        Args:
-            values: Finite float32 of shape (blocks, block).
+        values: Finite float32 of shape (blocks, block).
 
         Returns:
             Contiguous uint8 of shape (blocks, block_bytes).
@@ -51,8 +50,7 @@ class WireFormat(Protocol):
     def decode(self, blocks: Tensor) -> Tensor:
         """Decode blocks.
 
-        Args:
-            blocks: uint8 of shape (blocks, block_bytes).
+        blocks: uint8 of shape (blocks, block_bytes).
 
         Returns:
             Finite float32 of shape (blocks, block).

@@ -119,8 +119,7 @@ def layers(names: Sequence[str]) -> list[str]:
     """The layer of each parameter: the repeated block that it is in, such as layers.0, or else its
     module. Without the words that all but the last of each begin with.
 
-    Args:
-        names: Of the parameters.
+    names: Of the parameters.
     """
     paths = []
     for words in (name.split(".") for name in names):
