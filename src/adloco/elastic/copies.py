@@ -78,7 +78,8 @@ class MemoryCopies:
         return self.made and (in_memory or (saves and self.on_disk))
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
-        """Keep the parts of this island, and exchange copies with others.
+        """Keep the parts of this island, and exchange copies with others; return bytes of tensors
+        that all islands have sent.
 
         Called on all ranks, after a round. Those of the time before are kept too, because a rank
         that fails meanwhile can leave the new ones incomplete.
@@ -86,9 +87,6 @@ class MemoryCopies:
         Args:
             name: Name of the checkpoint that the parts would make.
             parts: Those that this process would write; they are not changed any more.
-
-        Returns:
-            Bytes of tensors that all islands have sent.
         """
         received = self._exchange(parts, placement) if placement.is_island_first else {}
         kept, self.for_disk = dict(parts), {}

@@ -57,13 +57,9 @@ def start_ranks(
     environment: Mapping[str, str] | None = None,
     unheard: Callable[[int], None] | None = None,
 ) -> int:
-    """Run `python -m adloco WORDS` on several ranks of this machine until all have ended.
-
-    Every rank gets Ctrl+C once. No rank outlives this call.
+    """Start ranks that recover, or that have others elsewhere, as the plain `start_ranks` does.
 
     Args:
-        grace_seconds: How long the other ranks may take to end after one was interrupted; they
-            save together.
         recovery: Says what happens after a rank has failed, if the others recover; None: all are
             ended.
         rendezvous: Meets the launchers of other machines; None: there are none.

@@ -126,10 +126,7 @@ def bucket_views(
 ) -> list[tuple[int, Tensor]]:
     """Views of buckets, one for each tensor in them.
 
-    Args:
-        buckets: Shape (..., elements); see `BufferPool.buckets`.
-        tensors: All tensors of a reduction.
-        indices: Those in the buckets.
+    buckets: Shape (..., elements); see `BufferPool.buckets`.
 
     Returns:
         (index, view) of each tensor; a view has the shape (..., *shape of this rank's shard).

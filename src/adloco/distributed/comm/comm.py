@@ -109,10 +109,8 @@ class Comm:
 
         The workers' entries have been read when this returns.
 
-        Args:
-            given: What the local workers contribute; there are some.
-            overlapped: Exchange in the background, in memory of its own, so that training and
-                other reductions may come before `wait`.
+        overlapped: Exchange in the background, in memory of its own, so that training and
+            other reductions may come before `wait`.
         """
         began, islands = time.monotonic(), self._islands
         transfers = self._transfers if overlapped else None

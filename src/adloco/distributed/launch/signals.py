@@ -114,13 +114,11 @@ def signals_passed_to(
     processes: Callable[[], Iterable[subprocess.Popen[bytes]]],
     unheard: Callable[[int], None] | None = None,
 ) -> Iterator[list[int]]:
-    """Pass signals to the processes that run, and kill those that are left at the end.
+    """Pass signals, which are yielded as they come, to the processes that run, and kill those that
+    are left at the end.
 
     unheard: Called in a thread with a signal that the main thread could not act on until all
         processes had ended; it must end this one. None: the main thread always can.
-
-    Yields:
-        The signals that came.
     """
     received: list[int] = []
     early: list[int] = []

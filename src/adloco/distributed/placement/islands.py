@@ -11,14 +11,11 @@ def island_of(place: int, places: int, islands: int) -> int:
 def island_shape(
     count: int, num_workers: int, shard_size: int, replica_size: int
 ) -> tuple[int, int]:
-    """The shape of each island of so many ranks.
+    """(shards, replicas) of each island of so many ranks.
 
     Args:
         shard_size: Ranks over which a worker is sharded. 0: as many as there are for each worker.
         replica_size: Replicas of each shard. 0: as many as there are for each worker.
-
-    Returns:
-        (shards, replicas).
 
     Raises:
         ValueError: That many ranks cannot share the workers in islands of these sizes.

@@ -159,7 +159,6 @@ class Placement:
         """Call the function on each local item, concurrently where that helps.
 
         Args:
-            items: One item for each local worker.
             on_failure: Called as soon as one item fails or the wait is interrupted, to end the
                 others early. The error is raised once all have ended.
             together: True if several items at once use a GPU better than one after another.
