@@ -28,7 +28,6 @@ class Replica:
     """The live tensors of one worker's model that syncs read and write."""
 
     names: Sequence[str]
-    """Names of the parameters."""
     params: Sequence[Tensor]
     """The trainable parameters."""
     buffers: Iterable[Tensor]

@@ -37,7 +37,6 @@ class Job:
     settings: tuple[tuple[str, str], ...]
     """(section.key, value), those that the job needs among them."""
     folder: str
-    """The run's folder."""
     islands: int
     nodes: int
     gpus_per_node: int

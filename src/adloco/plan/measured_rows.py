@@ -28,7 +28,6 @@ class Row:
     bits_per_second: float
     """Bandwidth of the links between workers."""
     value: float | None = None
-    """The measured value, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

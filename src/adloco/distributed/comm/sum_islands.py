@@ -23,7 +23,6 @@ class Islands:
     workers: Sequence[int]
     """Number of workers that each island hosts."""
     traffic: Traffic
-    """Counts bytes."""
     me: int | None = 0
     """Number of this rank's island among them; None if it is none of them."""
     group: dist.ProcessGroup | None = None

@@ -52,7 +52,6 @@ class Engine(ABC):
         self.forward: Callable[..., Any] = compiled(model) if compile else model
         """The model, as the loss function must call it."""
         self.compiles = compile
-        """True if the model is compiled."""
         self.rank = island.rank if island else 0
         """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names.
         """
