@@ -12,14 +12,7 @@ from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, Sums, evaluate, means, total
-from adloco.algorithms.method import (
-    Batching,
-    Execution,
-    Merging,
-    Method,
-    Problem,
-    Syncing,
-)
+from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
@@ -102,8 +95,7 @@ class AdLoCo:
                 learning_rate=learning_rate,
                 tokens_per_sample=problem.tokens_per_sample,
                 ranks=self.placement.ranks_per_worker,
-                sync_every=method.sync_every,
-                sync_growth=method.sync_growth,
+                method=method,
             ),
             batching=self._batching,
             syncing=syncing,

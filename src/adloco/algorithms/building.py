@@ -72,9 +72,8 @@ def is_compiled(
 ) -> bool:
     """True if the workers' models, which are like this one, are to be compiled.
 
-    Args:
-        asked: auto: large models that compiling is known to make faster, on a GPU that has the
-            whole model.
+    asked: auto: large models that compiling is known to make faster, on a GPU that has the
+        whole model.
 
     Raises:
         ValueError: It is asked for, and the model cannot be compiled.
@@ -118,9 +117,8 @@ def build_workers(
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     settings = InnerSettings(
         problem=problem,
-        max_grad_norm=method.max_grad_norm,
-        rule=batching.rule,
-        test=batching.test,
+        method=method,
+        batching=batching,
         execution=execution,
         device=placement.device,
         syncing=syncing,

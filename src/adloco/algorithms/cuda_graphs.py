@@ -81,9 +81,7 @@ class Graph:
     def __init__(self, function: Callable[[], Any], lane: Lane) -> None:
         """Capture the function, which is called and computes nothing.
 
-        Args:
-            function: Does the same on each call, with the same tensors.
-            lane: Where it runs.
+        function: Does the same on each call, with the same tensors.
         """
         self._graph = torch.cuda.CUDAGraph()
         stream, pool = lane.stream, lane.pool
@@ -118,12 +116,6 @@ class CapturedPasses:
     """The forward and backward passes of one worker, by the shape of the micro-batch."""
 
     def __init__(self, parameters: Sequence[Tensor], lane: Lane, *, compiled: bool) -> None:
-        """
-        Args:
-            parameters: The worker's trainable parameters.
-            lane: Where they run.
-            compiled: True if the passes are compiled.
-        """
         lane.add(self)
         self._lane = lane
         self._parameters = parameters
@@ -161,9 +153,7 @@ class CapturedPasses:
         """Compute a pass, as `compute` would; by `compute` itself if its capture fails.
 
         Args:
-            compute: The pass.
             batch: The micro-batch, on the CPU or on the device.
-            share: Its share of the worker's samples.
             sums: Takes the squared norm of the gradient of this pass; None: it is not measured.
         """
         key = (batch.shape, batch.dtype, sums is None)
@@ -249,11 +239,7 @@ class CapturedUpdate:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], lane: Lane) -> None:
-        """
-        Args:
-            optimizers: The worker's inner optimizers, which `can_capture` accepts.
-            lane: Where it runs.
-        """
+        """Update by the inner optimizers of the worker, which `can_capture` accepts."""
         lane.add(self)
         self._optimizers, self._lane = optimizers, lane
         device = self._groups[0]["params"][0].device
@@ -266,9 +252,7 @@ class CapturedUpdate:
     def run(self, update: Callable[[Tensor], None], norm: Tensor) -> None:
         """Update the parameters.
 
-        Args:
-            update: Clips the gradients, whose norm it is given, and steps.
-            norm: The norm of the gradients.
+        update: Clips the gradients, whose norm it is given, and steps.
         """
         rates = torch.tensor([group["lr"] for group in self._groups], dtype=torch.float32)
         self._rates.copy_(rates.pin_memory() if norm.is_cuda else rates, non_blocking=True)

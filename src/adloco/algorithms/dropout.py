@@ -127,14 +127,7 @@ class OwnDropout(TorchFunctionMode):
 
 
 def own_dropout(seed: int, stream: int, position: int, device: torch.device) -> OwnDropout:
-    """The dropout context for the micro-batch of a stream that begins at this position.
-
-    Args:
-        seed: Seed of the run's dropout.
-        stream: Number of the data stream.
-        position: Number of the micro-batch's first sample in the stream.
-        device: Where the masks are drawn.
-    """
+    """The dropout context for the micro-batch of a stream whose first sample has this position."""
     return OwnDropout(torch.Generator(device).manual_seed(mixed_seed(seed, stream, position)))
 
 

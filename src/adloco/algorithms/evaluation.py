@@ -27,14 +27,13 @@ def evaluate(
     islands: Mapping[int, int],
     share_of: Callable[[int], Share],
 ) -> dict[int, dict[int, Sums]]:
-    """Sums over each evaluation set, by trainer id and island. Called on all ranks.
+    """Sums over each evaluation set, by trainer id and island. Called on all ranks, between
+    rounds.
 
     Where workers' parameters differ from their trainers' global ones, these replace them while the
     model is evaluated.
 
     Args:
-        state: The run's state, between rounds.
-        placement: Where all workers live.
         islands: The island of each worker, by id: workers of one island share an evaluation set.
         share_of: Takes an island, and returns what evaluates a model on one part of its set.
     """
@@ -59,7 +58,7 @@ def evaluate(
         worker.engine.after_evaluation()
         return worker.engine.sum(part)
 
-    results = placement.map(run, list(workers.values()), on_failure=lambda: None)
+    results = placement.map(run, list(workers.values()))
     gathered = placement.gather(dict(zip(workers, results, strict=True)))
     sums: dict[int, dict[int, Sums]] = {trainer: {} for trainer in trainers}
     for (trainer, island), among in sharing.items():

@@ -49,7 +49,6 @@ class Measurement(Protocol):
         Returns:
             (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
         """
-        ...
 
 
 class NormMeasurement:
@@ -82,10 +81,8 @@ class MeasuredStep:
     """The forward and backward passes of one inner step on one rank, with squared norms."""
 
     plan: BatchPlan
-    """The micro-batches of the step."""
     passes: Passes
     engine: Engine
-    """The worker's model on the ranks of its island."""
 
     def with_norms(self) -> tuple[Tensor, list[Tensor | float]]:
         """Compute the step's gradients.

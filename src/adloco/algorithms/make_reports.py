@@ -3,13 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from adloco.algorithms.reports import (
-    RoundReport,
-    StepLoss,
-    SyncReport,
-    TrainerReport,
-    WorkerReport,
-)
+from adloco.algorithms.reports import RoundReport, StepLoss, SyncReport, TrainerReport, WorkerReport
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
@@ -61,14 +55,7 @@ def report_sync(
     model_bytes: int,
     islands: int,
 ) -> SyncReport:
-    """The report of a round's syncs.
-
-    Args:
-        done: The numbers of every worker of the run, by id.
-        trainers: Reports of all trainers.
-        model_bytes: Size of the trainable parameters in the model's own data type.
-        islands: Islands over which the workers are spread.
-    """
+    """The report of a round's syncs."""
     syncs = [row.sync for row in done.values()]
     payload = sum(sync.num_bytes for sync in syncs)
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
@@ -92,16 +79,7 @@ def report_round(
     state: RunState,
     parts: RoundParts,
 ) -> RoundReport:
-    """The report of a round.
-
-    Args:
-        tasks: The tasks of every worker of the run, by id.
-        done: Their numbers of the round, by id.
-        trainers: Reports of all trainers.
-        merge: The merge at the round's end; None if there was none.
-        state: The state after the round.
-        parts: The parts that all rounds of the run share.
-    """
+    """The report of a round, from what all workers of the run did in it and the state after it."""
     placement, handed = parts.placement, parts.bytes_handed()
     islands = placement.num_ranks // placement.ranks_per_worker
     samples = sum(row.samples for row in done.values())
@@ -140,7 +118,6 @@ def report_trainer(
         requested_batch: Its requested batch in this round.
         tasks: The tasks of its workers.
         done: Their numbers of the round, in the same order.
-        base_rate: Their learning rate at a factor of 1.
         distance: Of its global parameters from the mean of all trainers', relative to the mean.
     """
     first, estimate = tasks[0], trainer.controller.estimate

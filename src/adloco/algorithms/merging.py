@@ -36,13 +36,8 @@ def apply_merge(
     The workers of absorbed trainers are given to living ones, and start from their parameters.
     Called on all ranks.
 
-    Args:
-        merge: Which trainers merge, and with which weights.
-        trainers: All living trainers, by id.
-        workers: The workers in this process, of all trainers. Their parameters are those of their
-            trainers.
-        fates: What happens to the things that trainers own.
-        placement: Where all workers live.
+    workers: The workers in this process, of all trainers. Their parameters are those of their
+        trainers.
     """
     applied = _AppliedFates(merge, trainers, workers, fates, placement)
     applied.parameters()
@@ -179,15 +174,9 @@ class _AppliedFates:
         self,
         entries: Mapping[int, Sequence[Tensor]],
         weights: Mapping[int, float],
-        wire: WireFormat | None = None,
+        wire: WireFormat | None,
     ) -> None:
-        """Set the survivor's tensors to the weighted mean of each trainer's.
-
-        Args:
-            entries: Tensors of each trainer, by id.
-            weights: Weight of each trainer, by id; they add up to 1.
-            wire: The wire format; None: uncompressed.
-        """
+        """Set the survivor's tensors to the weighted mean of each trainer's, by its id."""
         means = self._mean([entries[home.id] for home in self._here.values()], weights, wire)
         if self._here:
             copy_all(means, entries[self._survivor.id])

@@ -52,7 +52,6 @@ class Source(Protocol):
     @property
     def num_streams(self) -> int:
         """Number of disjoint streams."""
-        ...
 
     def read(self, stream: int, position: int, count: int) -> Any:
         """Read the samples position ... position + count - 1 of a stream, as a batch; after the
@@ -61,7 +60,6 @@ class Source(Protocol):
         They depend only on these numbers and on a seed, not on earlier reads. Threads of several
         workers call it at once.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

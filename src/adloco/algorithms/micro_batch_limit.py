@@ -39,10 +39,7 @@ class Halving:
     ) -> Tensor:
         """Compute a step with the micro-batches of a plan, or with smaller ones.
 
-        Args:
-            plan: The micro-batches.
-            compute: Computes the step; it may run out of memory.
-            undo: Puts back what an attempt has changed.
+        undo: Puts back what an attempt has changed.
 
         Raises:
             OutOfMemoryError: Not even one sample fits, or several ranks compute the step together.

@@ -28,7 +28,6 @@ class Replica:
     """The live tensors of one worker's model that syncs read and write."""
 
     names: Sequence[str]
-    """Names of the parameters."""
     params: Sequence[Tensor]
     """The trainable parameters."""
     buffers: Iterable[Tensor]
@@ -43,9 +42,7 @@ class Replica:
     def of(model: nn.Module, residuals_in: OuterMemory | None = None) -> "Replica":
         """The replica of a model.
 
-        Args:
-            model: The worker's model.
-            residuals_in: Place of residuals, which are zero; None: there are none.
+        residuals_in: Place of residuals, which are zero; None: there are none.
         """
         params = trainable(model)
         for name, parameter in params.items():

@@ -52,7 +52,6 @@ class Muon(torch.optim.Optimizer):
         Args:
             matrices: Parameters of two dimensions, or groups of them. A group may have `blocks`:
                 sizes of the blocks along the longer side that are orthogonalised on their own.
-            lr: Learning rate.
             weight_decay: Each step takes lr times this share off the matrices.
             momentum: Share of the old momentum in the new one.
         """
@@ -141,9 +140,7 @@ class _Step:
 def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:
     """The blocks of a matrix that are orthogonalised on their own.
 
-    Args:
-        shape: Rows and columns of the matrix.
-        sizes: Sizes of the blocks along its longer side; empty if the matrix is one block.
+    sizes: Sizes of the blocks along its longer side; empty if the matrix is one block.
     """
     rows, columns = shape
     across, ends = slice(0, min(shape)), accumulate(sizes or [max(shape)])

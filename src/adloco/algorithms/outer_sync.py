@@ -9,7 +9,7 @@ fragments that are synced one after another while training continues (Streaming 
 2501.18512), by the events of `rules/sync_schedule.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ class OuterSync:
         """
         Args:
             replica: A worker whose parameters are copied as the first global parameters.
-            syncing: How the workers are synced.
             fragments: For each fragment, the indices of the parameters that are synced together;
                 None: one fragment with all parameters.
         """
@@ -70,11 +69,9 @@ class OuterSync:
         """Carry out an event of the schedule: start a fragment's mean, finish it, or both.
 
         Args:
-            event: What to do, and with which fragment.
             replicas: The local workers of the trainer.
             weights: Each one's weight, usually its share of the trainer's samples; over all ranks
                 they add up to 1. Not used to finish a mean.
-            comm: Reductions among all workers of the trainer.
 
         Returns:
             What the mean has cost, once it is finished.
@@ -212,22 +209,6 @@ class OuterSync:
         """Set the local workers to the global parameters and the averaged buffers."""
         for replica in replicas:
             copy_all(self.parameters(), [*replica.params, *replica.buffers])
-
-    def require_finite(
-        self,
-        where: str,
-        names: Sequence[str],
-        add_up: Callable[[Sequence[float]], list[float]],
-    ) -> None:
-        """Raise NonFiniteLossError unless global parameters and outer optimizer state are finite.
-
-        Args:
-            where: The trainer, for the message.
-            names: Names of the parameters.
-            add_up: Sums numbers over the ranks that have parts of the parameters.
-        """
-        replica = Replica(names=names, params=self.global_params, buffers=[], residuals=[])
-        replica.require_finite(where, add_up, [self.optimizer] if self.optimizer else [])
 
     def discard_in_flight(self) -> None:
         """Wait for a mean in flight, because the other ranks wait for it too, and drop it."""

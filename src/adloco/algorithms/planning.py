@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from adloco.algorithms.method import Batching
+from adloco.algorithms.method import Batching, Method
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.run_state import RunState
 from adloco.errors import require
@@ -31,9 +31,7 @@ class Planner:
     tokens_per_sample: int
     ranks: int
     """Ranks that serve each worker."""
-    sync_every: int
-    sync_growth: float
-    """Both as in `Method`."""
+    method: Method
 
     def samples_per_inner_step(self, state: RunState) -> int:
         """Samples that one inner step takes over all trainers."""
@@ -67,8 +65,8 @@ class Planner:
 
     def steps_of_round(self, samples: int) -> int:
         """H of a round that begins after so many samples of the run."""
-        shrunk = max(math.pow(self.decay(samples), self.sync_growth), SMALLEST)
-        return round(min(self.sync_every / shrunk, MOST_STEPS))
+        shrunk = max(math.pow(self.decay(samples), self.method.sync_growth), SMALLEST)
+        return round(min(self.method.sync_every / shrunk, MOST_STEPS))
 
     def decay(self, samples: int) -> float:
         """Fraction of the peak rate that the schedule's decay leaves after so many samples."""
@@ -122,7 +120,6 @@ class Planner:
         Args:
             samples_before: Samples of the run before the round.
             steps: The plans of all workers of the run, for each inner step of the round.
-            workers: Ids of the trainer's workers.
         """
         schedule = self.learning_rate
         if schedule is None:

@@ -36,7 +36,6 @@ class Round:
         """
         Args:
             state: The run's state, between rounds or within the round to continue.
-            parts: The parts that all rounds of the run share.
             inner_steps: H of a new round; ignored if the state is within a round.
             final_samples: As in `RunState`, of a new round; ignored likewise.
         """
@@ -52,15 +51,7 @@ class Round:
                 stage.begin_round()
 
     def run(self, phase: Phase, *, last: bool) -> RoundReport | None:
-        """Run the round, or the rest of it.
-
-        Args:
-            phase: Called with "inner_steps" and with "sync" for contexts that measure them.
-            last: True to average replicas that have diverged at the end of the round.
-
-        Returns:
-            The report of the round; None if it was stopped.
-        """
+        """Run the round, or the rest of it, as `AdLoCo.round` says; None if it was stopped."""
         state, parts = self._state, self._parts
         # A round that was stopped plans again. Its steps have changed nothing that plans are made
         # of, but a resumed one may have lost workers, whose share of the batch the others take.

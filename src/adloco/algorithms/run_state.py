@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
@@ -93,10 +93,8 @@ class RunState:
 
         Called on all ranks.
 
-        Args:
-            samples: Samples of every worker of the run, by id, or another measure of its weight
-                (`outer.weights`, stages). A worker's weight is its share of its trainer's sum.
-            placement: Where all workers live.
+        samples: Samples of every worker of the run, by id, or another measure of its weight
+            (`outer.weights`, stages). A worker's weight is its share of its trainer's sum.
 
         Yields:
             (trainer, replicas of its workers here, their weights, its communicator).
@@ -130,16 +128,17 @@ class RunState:
         for trainer in self.trainers.values():
             here = placement.local(trainer.worker_ids)
             if here:
-                worker = self.workers[here[0]]
-                where = f"the global parameters of trainer {trainer.id}"
-                trainer.outer.require_finite(where, worker.replica.names, worker.engine.sum)
+                worker, outer = self.workers[here[0]], trainer.outer
+                replace(worker.replica, params=outer.global_params).require_finite(
+                    f"the global parameters of trainer {trainer.id}",
+                    worker.engine.sum,
+                    [outer.optimizer] if outer.optimizer else [],
+                )
 
     def parts(self, placement: Placement, *, copy: bool) -> dict[str, Any]:
         """The state in host memory, by part; see `state_parts`. Called on all ranks.
 
-        Args:
-            placement: The ranks.
-            copy: Copies, which training does not change.
+        copy: Copies, which training does not change.
 
         Returns:
             On the first rank of each island: the parts of its workers, and of the trainers whose
@@ -178,16 +177,12 @@ class RunState:
         }
 
     def load_parts(
-        self,
-        parts: Mapping[str, Any],
-        placement: Placement,
-        new_trainer: Callable[[int], Trainer],
+        self, parts: Mapping[str, Any], placement: Placement, new_trainer: Callable[[int], Trainer]
     ) -> None:
         """Continue from the parts of a state. Called on all ranks.
 
         Args:
             parts: `run`, and at least what `local_parts` names.
-            placement: Where all workers live.
             new_trainer: Makes a trainer with the given id, whose state is then loaded.
         """
         for trainer in self.trainers.values():

@@ -49,9 +49,7 @@ def of_workers(numbers: Mapping[str, Any], ids: Collection[int]) -> dict[str, An
 def local_parts(numbers: Mapping[str, Any], placement: Placement) -> list[str]:
     """Names of the parts that this process needs, without `run`.
 
-    Args:
-        numbers: The part `run`.
-        placement: Where all workers live.
+    numbers: The part `run`.
     """
     trainers = workers_of(numbers)
     here = {trainer: placement.local(workers) for trainer, workers in sorted(trainers.items())}

@@ -33,7 +33,6 @@ class Trainer:
         """Pool the workers' moments, and set the requested batch of the next round.
 
         Args:
-            moments: The gradient statistics of each worker in this round.
             samples: Samples that all of the trainer's workers have trained on in this round.
             decay: What the decay of the learning rate's schedule has left of the rate.
         """

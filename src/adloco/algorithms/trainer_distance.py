@@ -40,11 +40,6 @@ def trainer_distances(
 
     It is |x - mean| / |mean|, estimated from sketches; None for a single trainer. Called on all
     ranks.
-
-    Args:
-        trainers: The living trainers, by id.
-        workers: The workers in this process, by id.
-        placement: Where all workers live.
     """
     if len(trainers) == 1:
         return dict.fromkeys(trainers)
@@ -58,9 +53,7 @@ def trainer_distances(
     here = [trainer for trainer in trainers.values() if placement.local(trainer.worker_ids)]
     rows = {
         worker: row
-        for trainer, row in zip(
-            here, placement.map(numbers, here, on_failure=lambda: None), strict=True
-        )
+        for trainer, row in zip(here, placement.map(numbers, here), strict=True)
         for worker in placement.local(trainer.worker_ids)
     }
     gathered = placement.gather(dict(sorted(rows.items())))
@@ -72,9 +65,7 @@ def trainer_distances(
 def sketch(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sketch of all elements of these tensors; of sharded ones, of those on this rank.
 
-    Args:
-        tensors: The parameters of a model, in its order.
-        device: Place of the computation.
+    tensors: The parameters of a model, in its order.
 
     Returns:
         float64 of shape (BUCKETS,).

@@ -27,7 +27,7 @@ from adloco.algorithms.cuda_graphs import (
 )
 from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
-from adloco.algorithms.method import Execution, GradientTest, Problem, Syncing
+from adloco.algorithms.method import Batching, Execution, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, state_buffers
 from adloco.algorithms.muon_step import Muon
@@ -35,18 +35,11 @@ from adloco.algorithms.optimizer_state import begins_with_zeros, forget, load_op
 from adloco.algorithms.optimizers import InnerFactory, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
-from adloco.distributed.device import (
-    autocast,
-    on_stream,
-    read_later,
-    require_samples,
-    to_device,
-)
+from adloco.distributed.device import autocast, on_stream, read_later, require_samples, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip
 from adloco.errors import NonFiniteLossError, require
-from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.switch import BatchPlan
 
 
@@ -55,11 +48,8 @@ class InnerSettings:
     """Settings that all workers of a run share."""
 
     problem: Problem
-    max_grad_norm: float
-    """0: gradients are never scaled down."""
-    rule: BatchRule
-    """The batch rule; it decides which statistics a test step takes."""
-    test: GradientTest
+    method: Method
+    batching: Batching
     execution: Execution
     device: torch.device
     syncing: Syncing
@@ -103,8 +93,9 @@ class Worker:
             [float(group["lr"]) for group in optimizer.param_groups]
             for optimizer in self.optimizers
         ]
-        self._measurement: Measurement = measurement_of(settings.rule)(
-            settings.rule, self.replica.params, self._statistics
+        rule = settings.batching.rule
+        self._measurement: Measurement = measurement_of(rule)(
+            rule, self.replica.params, self._statistics
         )
         self.stream = worker
         self.position = 0
@@ -211,16 +202,17 @@ class Worker:
         self._drop_gradients()  # A step before may have failed half-way.
         if task.lr_factor is not None:
             self._scale_rates(task.lr_factor(self.inner_step))
-        tests = task.tests(self._settings.test, self.inner_step)
+        batching = self._settings.batching
+        tests = task.tests(batching.test, self.inner_step)
         # A rule that compares no groups (a constant batch, a ramp) needs no statistics.
-        testing = tests and self._settings.rule.fewest_groups > 1
+        testing = tests and batching.rule.fewest_groups > 1
         plan = task.plan_of(self.inner_step)
-        plan = plan.in_groups(self._settings.test.groups) if testing else plan
+        plan = plan.in_groups(batching.test.groups) if testing else plan
         # To go back to if the step is left out or repeated: forward passes change the buffers.
         statistics, moments = [tensor.clone() for tensor in self._statistics], self.round.moments
         parts = self._backward(plan, testing, statistics)
         stops = self._settings.execution.on_nonfinite == "stop"
-        measured = self._settings.max_grad_norm > 0 or not stops
+        measured = self._settings.method.max_grad_norm > 0 or not stops
         norm_sq = self.engine.norm_sq_part() if measured else 0.0
         # One reduction for all three, because each takes a round trip between the island's ranks.
         numbers = self.engine.sum_on_device([parts.double().sum(), norm_sq, halted.is_set()])
@@ -266,8 +258,8 @@ class Worker:
             self._clip_and_step(norm)
 
     def _clip_and_step(self, norm: Tensor) -> None:
-        if self._settings.max_grad_norm > 0:
-            clip(self.replica.params, norm, self._settings.max_grad_norm)
+        if (most := self._settings.method.max_grad_norm) > 0:
+            clip(self.replica.params, norm, most)
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -296,10 +288,7 @@ class Worker:
     def _backward(self, plan: BatchPlan, testing: bool, statistics: Sequence[Tensor]) -> Tensor:
         """Compute the gradients of a step; return the loss of each micro-batch.
 
-        Args:
-            plan: The micro-batches.
-            testing: True to take the statistics of a test step.
-            statistics: A copy of `_statistics` from before the step.
+        statistics: A copy of `_statistics` from before the step.
         """
 
         def compute(plan: BatchPlan) -> Tensor:

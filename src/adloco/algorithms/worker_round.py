@@ -21,9 +21,7 @@ class WorkerRound:
     rank_seconds: float = 0.0
     """Seconds of its rank's inner steps, of all workers there; not gathered."""
     sync: SyncStats = field(default_factory=SyncStats)
-    """Cost of its syncs."""
     moments: Moments = field(default_factory=Moments)
-    """The worker's gradient statistics."""
     skipped_steps: float = 0.0
     """Inner steps that it left out, because they were not finite."""
     restarts: float = 0.0

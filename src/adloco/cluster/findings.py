@@ -80,12 +80,7 @@ def devices(facts: Sequence[RankFacts]) -> Finding:
 
 
 def interface(facts: RankFacts, machines: int) -> Finding:
-    """The network interface that a machine uses.
-
-    Args:
-        facts: Of a rank on it.
-        machines: Machines of the run.
-    """
+    """The network interface that a machine uses."""
     name = next((name for name, own in facts.addresses.items() if own == facts.address), "?")
     right = next(
         (name for name, own in facts.addresses.items() if own == facts.towards_first), None
@@ -130,9 +125,7 @@ def ports(facts: Sequence[RankFacts]) -> Finding:
 def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
     """The folder for runs: writable, and seen by all machines or not.
 
-    Args:
-        facts: Of all ranks.
-        seen: For each rank, True if it sees what rank 0 writes.
+    seen: For each rank, True if it sees what rank 0 writes.
     """
     there = facts[0].folder
     for each in facts:
@@ -155,7 +148,6 @@ def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) ->
     """Room for a run's checkpoints.
 
     Args:
-        facts: Of all ranks.
         checkpoint_bytes: About how large one is; None: not known.
         kept: How many are on disk at once.
     """
@@ -174,12 +166,7 @@ def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) ->
 
 
 def clock(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
-    """By how much the clocks of machines differ.
-
-    Args:
-        links: A ring of links.
-        hosts: The machine of each rank in it.
-    """
+    """By how much the clocks of machines differ, from the links of a ring."""
     ahead = {links[0].source: 0.0}
     for link in links[:-1]:
         ahead[link.target] = ahead[link.source] + link.clock_seconds
@@ -196,12 +183,7 @@ def clock(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
 
 
 def link(links: Sequence[MeasuredLink], hosts: Mapping[int, str]) -> Finding:
-    """The slowest link between islands, which decides how long a sync takes.
-
-    Args:
-        links: A ring of links.
-        hosts: The machine of each rank in it.
-    """
+    """The slowest link between islands, which decides how long a sync takes."""
     slowest = min(links, key=lambda each: each.bytes_per_second)
     longest = max(links, key=lambda each: each.latency_seconds)
     middle = median(each.bytes_per_second for each in links)

@@ -37,7 +37,6 @@ class Job:
     settings: tuple[tuple[str, str], ...]
     """(section.key, value), those that the job needs among them."""
     folder: str
-    """The run's folder."""
     islands: int
     nodes: int
     gpus_per_node: int
@@ -82,7 +81,6 @@ def plan_job(
     """Plan a job, and check that its recipe can be trained by it.
 
     Args:
-        recipe: A file, or the name of a shipped recipe.
         settings: (section.key, value) of settings that replace the recipe's.
         islands: Groups of GPUs that share a worker.
         gpus_per_island: GPUs of each of them.

@@ -113,10 +113,8 @@ def all_facts(mine: RankFacts) -> list[RankFacts]:
 def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[int]:
     """The first rank of each island.
 
-    Args:
-        facts: Of all ranks.
-        recipe: Says how large an island is. Without one, and where one worker is on all ranks, each
-            machine is an island; on a single machine, each rank.
+    recipe: Says how large an island is. Without one, and where one worker is on all ranks, each
+        machine is an island; on a single machine, each rank.
 
     Raises:
         ValueError: These ranks cannot share the recipe's workers.
@@ -136,8 +134,7 @@ def who_sees(folder: Path) -> list[bool]:
 
     Called on all ranks.
 
-    Args:
-        folder: A folder that exists and that rank 0 can write into; the other ranks' is ignored.
+    folder: A folder that exists and that rank 0 can write into; the other ranks' is ignored.
     """
     # Every rank has the name before the file is there.
     file = Path(all_states(str(folder.absolute() / f".adloco-{uuid.uuid4().hex}"))[0])

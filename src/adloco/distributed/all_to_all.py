@@ -40,15 +40,11 @@ class _Arrival:
 def start_all_to_all(
     sent: Sequence[Tensor], received: Sequence[Tensor], group: dist.ProcessGroup
 ) -> list[Pending]:
-    """Start an exchange. This rank's own entries stay as they are.
+    """Start an exchange, for which `wait_for` waits. This rank's own entries stay as they are.
 
     Args:
         sent: What each rank of the group gets from this one; contiguous.
         received: Where to write what each rank sends; contiguous, of the size that is sent.
-        group: The ranks.
-
-    Returns:
-        What `wait_for` waits for.
     """
     me, ranks = dist.get_rank(group), len(sent)
     arrivals: list[Pending] = []
@@ -74,9 +70,8 @@ def start_all_to_all(
         if sent[rank].numel()
     ]
     operations = receives + sends
-    works = [*dist.batch_isend_irecv(operations)] if operations else []
-    pending: list[Pending] = [*works, *arrivals]
-    return pending
+    works = dist.batch_isend_irecv(operations) if operations else []
+    return [*works, *arrivals]
 
 
 def wait_for(works: Iterable[Pending]) -> None:

@@ -116,10 +116,7 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype, *, device: Device = None) -> 
 def copied(tensor: Tensor, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
     """Copy a tensor, with its shards; row by row in memory, however the tensor lies in it.
 
-    Args:
-        tensor: The tensor.
-        device: Place of the copy: host memory, or the tensor's own device; None: its own.
-        dtype: Data type of the copy; None: the tensor's own.
+    device: Place of the copy: host memory, or the tensor's own device; None: its own.
     """
     shard = local(tensor).detach()
     copy = shard.to(device=device or shard.device, dtype=dtype or shard.dtype, copy=True)
@@ -164,7 +161,6 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
     Called on all ranks of an island, because each sharded tensor is gathered from them.
 
     Args:
-        value: The nesting.
         keep: False on ranks that need none of it: their tensors are empty.
         copy: False to leave what is whole and in host memory where it is.
     """

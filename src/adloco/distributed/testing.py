@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import start_processes
 def run_on_ranks(
     function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout_seconds: float = 120.0
 ) -> list[Any]:
-    """Run a function on several ranks, and return what it returned on each of them.
+    """Run a function on several ranks, and return what it returned on each of them, in order.
 
     The ranks are forked from a server that has only imported torch. That takes a tenth of the time
     of a fresh interpreter, and the ranks inherit nothing from the caller. They meet at a file, so
@@ -27,12 +27,7 @@ def run_on_ranks(
 
     Args:
         function: Must be importable by name.
-        num_ranks: How many ranks to start.
-        arguments: Passed to the function.
         timeout_seconds: How long the ranks may take.
-
-    Returns:
-        The results in the order of the ranks.
 
     Raises:
         ProcessRaisedException: A rank failed; the message has its traceback.

@@ -41,9 +41,8 @@ def open_sockets() -> dict[int, int]:
 def cut_connections(kept: Collection[int]) -> None:
     """Let nothing more be read from the connections of this process's group.
 
-    Args:
-        kept: Inodes of sockets that were open before the group was made, one to the store among
-            them; from `open_sockets`.
+    kept: Inodes of sockets that were open before the group was made, one to the store among
+        them; from `open_sockets`.
     """
     # The main thread may open new ones as soon as its own are cut.
     sockets = open_sockets()

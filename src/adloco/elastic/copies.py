@@ -46,7 +46,6 @@ class MemoryCopies:
 
         Args:
             folder: The run's folder, which is there.
-            placement: The ranks.
             every: Rounds from one copy to the next; 0: none are made.
         """
         self.parts, self.for_disk, self.bytes_kept = {}, {}, 0
@@ -71,18 +70,16 @@ class MemoryCopies:
         return any(self._folders[each] != self._folders[to] for each, to in pairs)
 
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
-        """True if copies are to be made after a round.
+        """True if copies are to be made after this round.
 
-        Args:
-            round: Its number.
-            saves: True if a checkpoint is written after it.
-            last: True if it is the run's last.
+        saves: True if a checkpoint is written after it.
         """
         in_memory = round % max(self._every, 1) == 0 and not last
         return self.made and (in_memory or (saves and self.on_disk))
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
-        """Keep the parts of this island, and exchange copies with others.
+        """Keep the parts of this island, and exchange copies with others; return bytes of tensors
+        that all islands have sent.
 
         Called on all ranks, after a round. Those of the time before are kept too, because a rank
         that fails meanwhile can leave the new ones incomplete.
@@ -90,10 +87,6 @@ class MemoryCopies:
         Args:
             name: Name of the checkpoint that the parts would make.
             parts: Those that this process would write; they are not changed any more.
-            placement: The ranks.
-
-        Returns:
-            Bytes of tensors that all islands have sent.
         """
         received = self._exchange(parts, placement) if placement.is_island_first else {}
         kept, self.for_disk = dict(parts), {}

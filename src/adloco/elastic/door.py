@@ -38,7 +38,6 @@ class Relay:
         """Begin to accept connections.
 
         Args:
-            listening: The socket that accepts connections.
             connect: Makes the connection to which an accepted one is led on. If it is refused, the
                 process at that address is gone, and nothing is accepted any more.
             admit: Called with an accepted connection first; OSError turns it away.
@@ -136,7 +135,6 @@ def open_door(listening: socket.socket, store: tuple[str, int], secret: bytes) -
     Args:
         listening: A socket at the address at which the launchers meet.
         store: The address of the store to which the door leads.
-        secret: The secret of the run.
     """
     return Relay(listening, lambda: _connected_to(store), _Porter(secret).admit)
 

@@ -57,15 +57,9 @@ def start_ranks(
     environment: Mapping[str, str] | None = None,
     unheard: Callable[[int], None] | None = None,
 ) -> int:
-    """Run `python -m adloco WORDS` on several ranks of this machine until all have ended.
-
-    Every rank gets Ctrl+C once. No rank outlives this call.
+    """Start ranks that recover, or that have others elsewhere, as the plain `start_ranks` does.
 
     Args:
-        count: Number of ranks.
-        words: Arguments of the command.
-        grace_seconds: How long the other ranks may take to end after one was interrupted; they
-            save together.
         recovery: Says what happens after a rank has failed, if the others recover; None: all are
             ended.
         rendezvous: Meets the launchers of other machines; None: there are none.
@@ -123,8 +117,7 @@ class _Launcher:
     def wait(self, received: Sequence[int]) -> int:
         """Wait for all ranks.
 
-        Args:
-            received: Signals that end the run, as they come.
+        received: Signals that end the run, as they come.
 
         Returns:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the
@@ -161,8 +154,6 @@ class _Launcher:
         """Do what the table says of a rank.
 
         Args:
-            process: Its id.
-            seen: What is seen of it.
             code: Its exit code, if it has ended.
             ends: True if a signal ends the run.
         """
@@ -217,10 +208,6 @@ class _AllSilent:
     def look(self, quorum: int, members: int) -> bool:
         """True if no member has given a sign of life for twice silent_seconds; called again and
         again.
-
-        Args:
-            quorum: Its number.
-            members: How many it has.
         """
         if time.monotonic() < self._next:
             return False

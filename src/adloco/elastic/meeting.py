@@ -18,12 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from adloco.distributed.launch.launcher import LATE_SECONDS
-from adloco.distributed.launch.rank_store import (
-    Quorum,
-    StoreGoneError,
-    connect,
-    report_death,
-)
+from adloco.distributed.launch.rank_store import Quorum, StoreGoneError, connect, report_death
 from adloco.elastic.membership import TABLE, Action, Seen, State
 from adloco.elastic.store import (
     OVER,
@@ -60,9 +55,8 @@ def first_quorum() -> Quorum | None:
 
 
 def can_grow(quorum: Quorum, shape: tuple[int, int], most_islands: int) -> bool:
-    """True if processes that ask to join make up another island, and there is room for it.
-
-    Args: as those of `next_quorum`.
+    """True if processes that ask to join make up another island, and there is room for it; the
+    arguments are those of `next_quorum`.
     """
     size = math.prod(shape)
     room = len(quorum.members) < most_islands * size
@@ -98,7 +92,6 @@ def next_quorum(
     """Meet the other processes again; called by all that remain, outside the process group.
 
     Args:
-        quorum: The quorum before.
         shape: Shards and replicas of an island. One of which a rank has failed is left out, and
             its others ask to join.
         most_islands: More islands than that have nothing to do.

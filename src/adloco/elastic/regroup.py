@@ -17,13 +17,7 @@ from adloco.distributed.launch.failures import Notes
 from adloco.distributed.launch.rank_store import Quorum, store_outlives_ranks
 from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.islands import island_of
-from adloco.elastic.meeting import (
-    can_grow,
-    come,
-    failed_islands,
-    next_quorum,
-    shape_of,
-)
+from adloco.elastic.meeting import can_grow, come, failed_islands, next_quorum, shape_of
 from adloco.elastic.store import end_all, leave
 from adloco.errors import RankFailureError
 from adloco.run.starts import Kind
@@ -36,7 +30,6 @@ class Regrouping:
     def __init__(self, recipe: Recipe, quorum: Quorum, resumed: Path | None) -> None:
         """
         Args:
-            recipe: Of the run.
             quorum: The first one that this process is in.
             resumed: Folder of the run to resume; None: the recipe says.
         """

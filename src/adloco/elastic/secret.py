@@ -72,7 +72,6 @@ def proof(secret: bytes, speaker: bytes, of_guest: bytes, of_door: bytes) -> byt
     """The bytes by which one end shows that it knows the secret.
 
     Args:
-        secret: The secret.
         speaker: GUEST or DOOR.
         of_guest: The random bytes that the guest has sent on this connection.
         of_door: Those of the door.

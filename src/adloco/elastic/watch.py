@@ -209,13 +209,7 @@ class Heartbeats:
     """The heartbeats of all ranks in a store."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int, silent_seconds: float) -> None:
-        """
-        Args:
-            store: The store at which the ranks met.
-            rank: This rank.
-            num_ranks: All ranks.
-            silent_seconds: A rank that is silent for so long has failed.
-        """
+        """A rank has failed that is silent for silent_seconds."""
         self._store = store
         self._rank = rank
         self._others = [other for other in range(num_ranks) if other != rank]

@@ -85,7 +85,6 @@ def check_context(config: Any, most: int, found: str) -> None:
     """Raise ValueError if a model does not see this many tokens at once.
 
     Args:
-        config: The model's configuration.
         most: Tokens of the longest sample.
         found: The end of the message, which says what was found.
     """

@@ -103,9 +103,7 @@ class ModelBuilder:
         A classification head and a pooler may be missing, and are then drawn; all else must be
         stored.
 
-        Args:
-            name: Name of the tensor in the model.
-            base: Name of the body (the model without its head) in the model.
+        base: Name of the body (the model without its head) in the model.
         """
         return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
 
@@ -147,9 +145,7 @@ class ModelBuilder:
     def fill(self, model: Any, part: nn.Module) -> None:
         """Give memory on the CPU, and stored or drawn values, to a part of a model.
 
-        Args:
-            model: A model that a call has built.
-            part: A module of the model, or the model itself for all parts that are not yet filled.
+        part: A module of the model, or the model itself for all parts that are not yet filled.
 
         Raises:
             ValueError: transformers does not initialise a weight that is not stored.

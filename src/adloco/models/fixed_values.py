@@ -42,9 +42,7 @@ def save_fixed(values: Values, folder: Path) -> None:
 def changed_fixed(build: Callable[[], nn.Module], folder: Path) -> str:
     """A sentence if a model that is built now has other values than were saved, empty if not.
 
-    Args:
-        build: Builds it; called if there is something to compare.
-        folder: The folder in which they were saved.
+    build: Builds it; called if there is something to compare.
     """
     if not (folder / FIXED).exists():
         return ""

@@ -46,39 +46,32 @@ class Builder(Protocol):
     @property
     def weights(self) -> str:
         """Hub name or folder of trained weights; empty for a model from scratch."""
-        ...
 
     @property
     def stored(self) -> StoredWeights:
         """Places of the trained weights on disk; none for a model from scratch."""
-        ...
 
     @property
     def filling(self) -> Fill | None:
         """Function that gives memory and values to a part of a model that a call has built; None if
         a call returns complete models.
         """
-        ...
 
     def __call__(self) -> nn.Module: ...
 
     def whole(self) -> nn.Module:
         """Build a complete model, with memory and values, on the CPU."""
-        ...
 
     @property
     def parameters(self) -> Sequence[Tensor]:
         """The model's parameters, without memory (on the meta device)."""
-        ...
 
     def save_config(self, folder: Path) -> None:
         """Write the configuration, so that the run's model can be built again from the folder."""
-        ...
 
     @staticmethod
     def load_config(folder: Path) -> Any:
         """Read the configuration that `save_config` wrote."""
-        ...
 
 
 OF_A_FILE = {"_name_or_path", "transformers_version"}
@@ -109,23 +102,19 @@ class ModelSource(Protocol):
     @property
     def builder(self) -> type[Builder]:
         """Class that builds a model from the configuration."""
-        ...
 
     @property
     def weights(self) -> str:
         """Hub name or folder of trained weights; empty for a model from scratch."""
-        ...
 
     def config(self, vocab_size: int) -> Any:
         """The model's configuration.
 
-        Args:
-            vocab_size: Number of ids of the tokenizer.
+        vocab_size: Number of ids of the tokenizer.
 
         Returns:
             An object with `vocab_size`, as configurations of transformers have it.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

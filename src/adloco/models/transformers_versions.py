@@ -9,9 +9,7 @@ KEY_VALUE_CACHE = ("cache", "past_key_values")
 def recompute_activations(model: Any, options: dict[str, Any]) -> None:
     """Let a model recompute activations in the backward pass.
 
-    Args:
-        model: A model of transformers.
-        options: Keyword arguments for `torch.utils.checkpoint.checkpoint`.
+    options: Keyword arguments for `torch.utils.checkpoint.checkpoint`.
     """
     # 5.23 has a new name, and warns of the old one.
     if hasattr(model, "activation_checkpointing_enable"):

@@ -70,10 +70,8 @@ class StoredWeights:
         return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
-        """Digest of each tensor's name, type, size and first elements, to recognise other weights.
-
-        Returns:
-            A hexadecimal SHA-256 digest.
+        """Hexadecimal SHA-256 digest of each tensor's name, type, size and first elements, to
+        recognise other weights.
         """
         about = hashlib.sha256(self.only_whole.encode())
         for name, (file, key) in sorted(self.places.items()):
@@ -95,7 +93,6 @@ def find_weights(
         model: The model, of transformers and without memory.
         must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
             tensor are refused.
-        dtype: Data type of the model's parameters.
 
     Returns:
         The place of each weight, or with `only_whole` the reason why they must be read whole.
@@ -128,11 +125,9 @@ def find_weights(
         name in in_blocks or must_be_there(name, model.base_model_prefix) for name in absent
     ):
         reason = "some are missing"
-    return (
-        StoredWeights(only_whole=reason)
-        if reason
-        else StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
-    )
+    if reason:
+        return StoredWeights(only_whole=reason)
+    return StoredWeights(places=places, tied=frozenset(tied), new=frozenset(absent))
 
 
 def frozen_weights(file: Path, model: nn.Module) -> StoredWeights:

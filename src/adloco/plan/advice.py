@@ -75,12 +75,7 @@ def _departure(found: Prediction) -> tuple[float, ...]:
         return (0, -FREE_BITS, 1, 0)
     wire, streaming = recipe.wire_format, recipe.streaming
     bits = 8 * wire.block_bytes / wire.block if wire else 32
-    return (
-        recipe.mean_sync_every,
-        -min(bits, FREE_BITS),
-        streaming.fragments,
-        streaming.tau,
-    )
+    return (recipe.mean_sync_every, -min(bits, FREE_BITS), streaming.fragments, streaming.tau)
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:

@@ -65,7 +65,6 @@ def candidates(
     Args:
         names: Recipes, by name or file.
         settings: (section.key, value); a key with several values is an axis.
-        cluster: The islands that the workers get.
         try_batches: True to try `BATCHES` of recipes with a constant batch.
 
     Raises:

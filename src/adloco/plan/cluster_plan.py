@@ -54,12 +54,7 @@ def make_plan(
 ) -> Plan:
     """Predict all candidates and recommend one.
 
-    Args:
-        found: The candidates.
-        workload: What is trained.
-        cluster: The islands and their link.
-        target: What is to be reached.
-        measured: What measured rounds say about the link.
+    measured: What measured rounds say about the link.
 
     Raises:
         ValueError: No candidate reaches the target, or a batch is not known.

@@ -17,8 +17,6 @@ def exchange_of(
     """The sync of a round, or of a step of data-parallel training.
 
     Args:
-        recipe: The recipe.
-        parameters: Parameters of the model.
         workers: Workers that exchange with one another.
         passes: Micro-batches of a step on each rank.
         across: Islands that have one copy of the model together, in data-parallel training.

@@ -148,11 +148,7 @@ class FittedLinks:
 def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: float) -> FittedLinks:
     """Fit what was measured of a model of this size, on as many workers as the cluster has islands.
 
-    Args:
-        rows: The rows; their method is the name of a recipe, or NAME-FORMAT with a wire format.
-        names: Recipes of the plan.
-        cluster: The islands.
-        parameters: Size of the model that is planned.
+    rows: The rows; their method is the name of a recipe, or NAME-FORMAT with a wire format.
 
     Raises:
         ValueError: No row fits the plan, a group has too few rows, or a method has rows of one

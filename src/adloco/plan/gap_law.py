@@ -41,8 +41,7 @@ class Gap:
     def times_tokens(self, deviations: float = 0.0) -> float:
         """Times the tokens with which local training reaches the loss of data-parallel training.
 
-        Args:
-            deviations: By how many standard deviations, of gap and slope together, it is more.
+        deviations: By how many standard deviations, of gap and slope together, it is more.
         """
         exponent = self.expected / SLOPE
         each = math.hypot(self.deviation / SLOPE, exponent * SLOPE_DEVIATION)

@@ -44,9 +44,7 @@ class Buckets:
     def late(self, transfer: float, step: float) -> float:
         """Seconds from the end of a step until its last bucket has arrived.
 
-        Args:
-            transfer: Seconds of the transfer of all bytes.
-            step: Seconds of the step.
+        transfer: Seconds of the transfer of all bytes.
         """
         arrived = 0.0
         for part, leaves in zip(self.parts, self.leave_at(), strict=True):

@@ -29,9 +29,7 @@ class Link:
     def parse(text: str, what: str = "--link") -> "Link":
         """A link from BANDWIDTH[,LATENCY], for instance 100mbit,20ms.
 
-        Args:
-            text: The link in words.
-            what: What is wrong if it cannot be read.
+        what: What is wrong if it cannot be read.
 
         Raises:
             ValueError: A unit is missing or unknown.
@@ -53,9 +51,7 @@ class Link:
 
         Args:
             sent: Bytes that leave each worker, in all of them.
-            workers: Workers that exchange.
             times: Number of exchanges.
-            pattern: Who sends to whom.
         """
         if workers == 1:
             return 0.0

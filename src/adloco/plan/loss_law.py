@@ -31,7 +31,9 @@ LARGEST = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class LossLaw:
-    """The constants of the law."""
+    """The constants of the law. A method that was not measured is a ValueError; `method`, `batch`
+    and `sync_every` are those of a `LossPoint`.
+    """
 
     irreducible: float
     """L_inf."""
@@ -50,25 +52,11 @@ class LossLaw:
     """Tokens that take the loss as low before the learning rate falls, for each with its fall."""
 
     def loss_at(self, tokens: float, *, method: str, batch: Batch, sync_every: float = 1) -> float:
-        """The loss after so many tokens.
-
-        Raises:
-            ValueError: The method was not measured.
-        """
+        """The loss after so many tokens."""
         return self.loss_after(tokens / self.cost(method, batch, sync_every))
 
     def tokens_to(self, loss: float, *, method: str, batch: Batch, sync_every: float = 1) -> float:
-        """The tokens until a loss; infinite if it is not above `irreducible`.
-
-        Args:
-            loss: On the evaluation set.
-            method: As in the points of the fit.
-            batch: Samples of a trainer's inner step.
-            sync_every: H; 1 for methods without local steps.
-
-        Raises:
-            ValueError: The method was not measured.
-        """
+        """The tokens until a loss; infinite if it is not above `irreducible`."""
         return self.cost(method, batch, sync_every) * self.effective_tokens_to(loss)
 
     def loss_after(self, effective_tokens: float) -> float:
@@ -83,11 +71,7 @@ class LossLaw:
         return math.exp(logarithm) if logarithm < LARGEST else math.inf
 
     def cost(self, method: str, batch: Batch, sync_every: float = 1) -> float:
-        """Tokens for each token of the first method in tiny batches at H = 1.
-
-        Raises:
-            ValueError: The method was not measured.
-        """
+        """Tokens for each token of the first method in tiny batches at H = 1."""
         require(
             method in self.methods,
             f"no short run has the method {method!r}; measured were "

@@ -52,14 +52,11 @@ class Solution:
 
 
 def search(
-    seen: Observations,
-    irreducible: tuple[float, float],
-    critical_batch: tuple[float, float],
+    seen: Observations, irreducible: tuple[float, float], critical_batch: tuple[float, float]
 ) -> Solution:
     """Find the constants of the law.
 
     Args:
-        seen: The points.
         irreducible: Lowest and highest E, below all losses.
         critical_batch: Lowest and highest B, in samples; infinite if batches cost nothing.
 

@@ -62,15 +62,10 @@ def write_measured(
     jitter: float,
     origin: str,
 ) -> None:
-    """Write a cluster's description, or replace what was measured in the one that is there.
+    """Write a cluster's description, or replace what was measured in the one that is there; see
+    `Cluster` for the numbers.
 
-    Args:
-        path: The TOML file.
-        samples_per_second: Samples of a pass -> samples per second of one island.
-        ranks: Ranks of an island.
-        update_seconds: Seconds of an inner step besides its passes.
-        jitter: Standard deviation of a step's seconds over their mean.
-        origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
+    origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
 
     Raises:
         ValueError: The file is something else, or its folder does not exist.

@@ -28,7 +28,6 @@ class Row:
     bits_per_second: float
     """Bandwidth of the links between workers."""
     value: float | None = None
-    """The measured value, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,7 @@ class Rows:
 def read_rows(path: Path, *, measured: bool) -> Rows:
     """Read a CSV file with a header.
 
-    Args:
-        path: The file.
-        measured: True if each row must have a measurement.
+    measured: True if each row must have a measurement.
 
     Raises:
         ValueError: A column is missing, or a value is not what it must be.

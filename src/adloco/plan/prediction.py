@@ -90,12 +90,7 @@ def predict(
 
     AdLoCo is taken after its last merge: one trainer with all workers, if it merges.
 
-    Args:
-        candidate: The recipe and its settings.
-        workload: What is trained.
-        cluster: The islands and their link.
-        target: What is to be reached.
-        measured: What measured rounds say about the link; None: it is as the cluster says.
+    measured: What measured rounds say about the link; None: it is as the cluster says.
 
     Raises:
         ValueError: The norm test's batch follows the noise scale, which is not known.

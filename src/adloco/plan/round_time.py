@@ -97,10 +97,8 @@ def round_time(
     """The mean time of a round.
 
     Args:
-        cluster: The islands and their link.
         step_seconds: Mean seconds of an inner step of each worker.
         sync_every: H, inner steps of a round.
-        sync: What is exchanged.
     """
 
     def slowest(steps: int) -> float:

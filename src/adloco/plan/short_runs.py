@@ -122,9 +122,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
 def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> None:
     """Raise ValueError unless all candidates and the runs share model, task and context.
 
-    Args:
-        recipes: Those of all candidates.
-        measured: The recipe of short runs; None without them.
+    measured: The recipe of short runs; None without them.
     """
     settings, free = [named_settings(recipe) for recipe in recipes], _may_differ()
     names = _differing(settings, SHARED, free)

@@ -46,11 +46,8 @@ def tokens_target(
 
     Larger batches and fewer syncs make less progress with each token (docs/plan.md).
 
-    Args:
-        found: The candidates.
-        parameters: Size of the model.
-        noise_scale: B in samples: a batch b needs 1 + b / B times the tokens of a tiny one. None:
-            batches cost nothing.
+    noise_scale: B in samples: a batch b needs 1 + b / B times the tokens of a tiny one. None:
+        batches cost nothing.
 
     Raises:
         ValueError: Recipes have different budgets, or none in tokens.
@@ -128,8 +125,6 @@ def loss_target(
     """A loss, with the tokens that each candidate needs for it by the law.
 
     Args:
-        found: The candidates.
-        fit: The law.
         loss: The loss; None for the one that the first candidate has after its budget in tokens.
         budget_batch: Samples of a step of the first candidate, for that loss.
     """

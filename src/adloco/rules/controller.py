@@ -113,10 +113,7 @@ class BatchController:
         self._norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
 
     def update(
-        self,
-        measured: GradientEstimate | None,
-        trainer_samples: int,
-        decay: float = 1.0,
+        self, measured: GradientEstimate | None, trainer_samples: int, decay: float = 1.0
     ) -> None:
         """Set the new requested batch.
 
@@ -172,9 +169,7 @@ class BatchController:
     def merge(self, members: Mapping[int, "BatchController"], weights: Mapping[int, float]) -> None:
         """Take over what all trainers of a merge know of the gradient's statistics.
 
-        Args:
-            members: Controllers of the merged trainers, this one included, by trainer id.
-            weights: Their weights, by trainer id; they add up to 1.
+        members: Controllers of the merged trainers, this one included, by trainer id.
         """
         tested = {key: each for key, each in members.items() if each.measured is not None}
         if not tested:

@@ -53,9 +53,7 @@ class LearningRate:
         A constant rate stays as it is. A wsd schedule whose decay has not begun decays later; its
         warm-up keeps its tokens.
 
-        Args:
-            tokens_done: Tokens that the run has seen.
-            total_tokens: Tokens at which the longer run ends.
+        total_tokens: Tokens at which the longer run ends.
 
         Raises:
             ValueError: The rate has begun to fall to the end that was planned.
@@ -108,11 +106,8 @@ class LearningRate:
         return statistics.fmean(whole.decay(tokens) ** power for tokens in range(1, 200, 2))
 
     def decay(self, tokens: int) -> float:
-        """Fraction of the peak rate that the decay leaves, from 1 (always, during the warm-up) to
-        `final_fraction`.
-
-        Args:
-            tokens: Tokens that the run has seen.
+        """Fraction of the peak rate that the decay leaves after so many tokens of the run, from 1
+        (always, during the warm-up) to `final_fraction`.
         """
         warmup = self.warmup_fraction * self.total_tokens
         if self.shape == "constant" or tokens < warmup:

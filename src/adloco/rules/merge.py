@@ -59,7 +59,6 @@ class MergePolicy(Protocol):
             round: Number of the round, from 1.
             requests: Requested batch of each living trainer by id, in samples.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +96,7 @@ def assign_workers(
     The workers are given out one by one. Each goes to the trainer whose request, divided by the
     number of workers it would then have, is largest (D'Hondt's rule); ties go to the smallest id.
 
-    Args:
-        requests: Requested batch of each living trainer by id.
-        current: Number of workers that each living trainer has already, by id. It keeps them.
-        freed: Number of workers to give out.
-
-    Returns:
-        A trainer id for each freed worker.
+    current: Number of workers that each living trainer has already, by id. It keeps them.
     """
     counts = dict(current)
     chosen = []

@@ -29,10 +29,7 @@ def largest_micro_batch(
 ) -> tuple[int, list[Measured]]:
     """Find the largest micro-batch that fits.
 
-    Args:
-        measure: Runs a step with micro-batches of this size and returns what it needed.
-        limit_bytes: Memory of a worker; a size that is predicted to need more is not run.
-        largest: The largest micro-batch to try, in samples.
+    limit_bytes: Memory of a worker; a size that is predicted to need more is not run.
 
     Returns:
         (largest micro-batch that fits, all measurements by rising size).

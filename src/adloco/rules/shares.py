@@ -26,11 +26,8 @@ class Shares(Protocol):
     def weights(self, workers: Sequence[int], speeds: Mapping[int, float]) -> list[float]:
         """A positive number for each worker, to which its samples are in proportion.
 
-        Args:
-            workers: Ids of the trainer's workers.
-            speeds: Samples per second by worker id, for the workers measured so far.
+        speeds: Samples per second by worker id, for the workers measured so far.
         """
-        ...
 
     def update(
         self, speeds: Mapping[int, float], measured: Mapping[int, float]
@@ -41,7 +38,6 @@ class Shares(Protocol):
             speeds: Samples per second by worker id, from this method's last result.
             measured: Samples per second by worker id in the round that has ended.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +81,7 @@ class SpeedShares:
 def proportional(
     total: int, weights: Sequence[float], *, minimum: int, maximum: int | None
 ) -> list[int]:
-    """Split `total` into whole numbers in proportion to the weights, each within bounds.
+    """Split `total` into whole numbers in proportion to positive weights, each within bounds.
 
     Fractions are rounded by largest remainders; ties go to the first. A share above the maximum is
     set to the maximum, and the others share the rest in proportion.
@@ -93,8 +89,6 @@ def proportional(
     Args:
         total: Number to split, at most the maximum for each; if it is less than the minimum for
             each, every share is the minimum.
-        weights: One positive number for each share.
-        minimum: Smallest share.
         maximum: Largest share; None: no limit.
     """
     total = max(total, minimum * len(weights))

@@ -154,17 +154,15 @@ class SwitchMode:
     def clipped(self, requested: int, workers: int = 1, ranks: int = 1) -> int:
         """Samples per inner step that a trainer takes of its request, over all its workers.
 
-        Args:
-            requested: The trainer's requested batch, in samples.
-            workers: Number of the trainer's workers.
-            ranks: Ranks that serve each worker.
+        ranks: Ranks that serve each worker.
 
         Returns:
             The whole request, or what fits in one pass of all workers if that is less and the
             trainer does not accumulate.
         """
-        fits = workers * ranks * self.b_max
-        return min(requested, fits) if requested <= self._threshold(workers, ranks) else requested
+        if self._accumulates(requested, workers, ranks):
+            return requested
+        return min(requested, workers * ranks * self.b_max)
 
     def most_per_worker(self, requested: int, workers: int, ranks: int) -> int | None:
         """Most samples that one worker may take: what fits in one pass of its ranks.
@@ -172,22 +170,17 @@ class SwitchMode:
         None if the trainer accumulates, because nothing has to fit in one pass then. The arguments
         are those of `clipped`.
         """
-        clips = self.mode != "always" and requested <= self._threshold(workers, ranks)
-        return ranks * self.b_max if clips else None
+        return None if self._accumulates(requested, workers, ranks) else ranks * self.b_max
 
-    def _threshold(self, workers: int, ranks: int) -> float:
-        """The largest request that is clipped at what fits."""
-        fits = workers * ranks * self.b_max
-        if self.mode != "switch":
-            return fits if self.mode == "always" else math.inf
-        return self.multiplier * fits
+    def _accumulates(self, requested: int, workers: int, ranks: int) -> bool:
+        if self.mode == "switch":
+            return requested > self.multiplier * (workers * ranks * self.b_max)
+        return self.mode == "always"
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """The micro-batches of a worker's inner step.
 
-        Args:
-            share: Samples of the worker. In mode never, it takes at most what fits in one pass.
-            ranks: Ranks that serve the worker.
+        share: Samples of the worker. In mode never, it takes at most what fits in one pass.
         """
         if self.mode == "never":
             share = min(share, ranks * self.b_max)

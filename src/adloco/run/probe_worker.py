@@ -38,9 +38,8 @@ class ProbeWorker:
         problem = opened.problem(data)
         settings = InnerSettings(
             problem=problem,
-            max_grad_norm=recipe.method.max_grad_norm,
-            rule=recipe.batch,
-            test=replace(recipe.test, steps=1, step="first"),
+            method=recipe.method,
+            batching=replace(recipe.batching, test=replace(recipe.test, steps=1, step="first")),
             execution=Execution(autocast=opened.precision, seed=recipe.run.seed, clock=clock),
             device=self._device,
             syncing=recipe.syncing,
@@ -101,7 +100,7 @@ class ProbeWorker:
             advance = partial(self._worker.advance, task, halted=Event())
             apart = self._worker.engine.compiles
             try:
-                self._placement.map(advance, [end], on_failure=lambda: None, apart=apart)
+                self._placement.map(advance, [end], apart=apart)
             except RuntimeError as error:  # In an update: passes are repeated.
                 if not ran_out_of_memory(error):
                     raise

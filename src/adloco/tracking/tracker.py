@@ -15,11 +15,9 @@ class Tracker(Protocol):
             values: The numbers by name.
             step: Tokens trained on so far.
         """
-        ...
 
     def finish(self) -> None:
         """Close the tracker."""
-        ...
 
 
 class TrackerSettings(Protocol):
@@ -34,4 +32,3 @@ class TrackerSettings(Protocol):
             tokens: Tokens trained on so far; more than 0 if the run is resumed. Rounds after the
                 checkpoint are then trained, and logged, again.
         """
-        ...

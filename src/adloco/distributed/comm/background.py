@@ -19,10 +19,8 @@ class Transfers:
         self._last: Future[float] | None = None
 
     def start(self, function: Callable[[], None]) -> Future[float]:
-        """Run the function in the background once the transfers before it have ended.
-
-        Returns:
-            Seconds that the function took.
+        """Run the function in the background once the transfers before it have ended; the result is
+        the seconds that it took.
         """
         before, done = self._last, Future[float]()
         if self._stream:

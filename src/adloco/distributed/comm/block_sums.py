@@ -72,9 +72,6 @@ def sum_blocks(
 
     Args:
         blocks: The local workers' blocks, uint8 of shape (workers, rows, block_bytes).
-        wire: The wire format.
-        rows: What is known of the rows.
-        islands: Where the workers live.
         kept: True if workers keep what the encoding of the sum loses.
 
     Returns:
@@ -136,15 +133,8 @@ def _sum_by_owners(
 
 
 def add_decoded(blocks: Tensor, wire: WireFormat, about: Rows) -> Tensor:
-    """Add up workers' blocks in the order of the workers, which is the same on every placement.
-
-    Args:
-        blocks: uint8 of shape (workers, rows, block_bytes).
-        wire: The wire format.
-        about: What is known of the rows.
-
-    Returns:
-        The sum, float32 of shape (rows, block).
+    """Add up workers' blocks, uint8 of shape (workers, rows, block_bytes), in the order of the
+    workers, which is the same on every placement: float32 of shape (rows, block).
     """
     total = torch.zeros(blocks.shape[1], wire.block, dtype=torch.float32, device=blocks.device)
     for rows in in_pieces(total, wire):

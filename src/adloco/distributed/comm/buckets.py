@@ -73,16 +73,12 @@ class BufferPool:
     def buckets(
         self, tensors: Sequence[Tensor], indices: Sequence[int], dtype: torch.dtype, count: int = 1
     ) -> Tensor:
-        """Flat tensors with room for this rank's shards of the tensors of one bucket.
+        """Flat tensors, (count, elements), with room for this rank's shards of the tensors of one
+        bucket.
 
         Args:
             tensors: All tensors of a reduction.
             indices: Those in this bucket; see `bucket_indices`.
-            dtype: Data type of the bucket.
-            count: How many such buckets.
-
-        Returns:
-            A tensor of shape (count, elements).
         """
         shards = [local(tensors[index]) for index in indices]
         size, device = sum(shard.numel() for shard in shards), shards[0].device
@@ -115,10 +111,8 @@ def rounded_origin(origin: Sequence[Tensor], entries: Sequence[Tensor]) -> list[
 
 
 def bucket_indices(tensors: Sequence[Tensor]) -> list[tuple[bool, list[int]]]:
-    """Group tensors into buckets by data type, by device, and by whether they are sharded.
-
-    Returns:
-        (sharded, indices of the tensors) of each bucket.
+    """Group tensors into buckets by data type, by device, and by whether they are sharded:
+    (sharded, indices of the tensors) of each.
     """
     found: dict[tuple[bool, str, str], list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -132,10 +126,7 @@ def bucket_views(
 ) -> list[tuple[int, Tensor]]:
     """Views of buckets, one for each tensor in them.
 
-    Args:
-        buckets: Shape (..., elements); see `BufferPool.buckets`.
-        tensors: All tensors of a reduction.
-        indices: Those in the buckets.
+    buckets: Shape (..., elements); see `BufferPool.buckets`.
 
     Returns:
         (index, view) of each tensor; a view has the shape (..., *shape of this rank's shard).
@@ -187,8 +178,6 @@ def fill_weighted(
     that has not moved contributes exactly zero.
 
     Args:
-        given: What the local workers contribute.
-        indices: Which of their tensors.
         results: Where to write these tensors one after another, of shape (workers, elements), or
             (1, elements) for the sum in the order of the workers; its type is at least as precise
             as the entries'.
@@ -246,7 +235,7 @@ def together(tensors: Sequence[Tensor]) -> Iterator[slice]:
 
 def blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Flat blocks of tensors of one size, the same part of each at a time; see `BLOCK`."""
-    length = _block_length(tensors[0])
+    length = BLOCK if tensors[0].device.type == "cpu" else BLOCK_ON_GPU
     return zip(*(torch.split(tensor.reshape(-1), length) for tensor in tensors), strict=True)
 
 
@@ -262,7 +251,3 @@ def block_squares(block: Tensor) -> Tensor:
 def sum_of_squares(tensor: Tensor) -> float:
     """Sum of squares of a whole tensor, the same on every placement; see `block_squares`."""
     return float(sum(block_squares(block) for (block,) in blocks([tensor])))
-
-
-def _block_length(tensor: Tensor) -> int:
-    return BLOCK if tensor.device.type == "cpu" else BLOCK_ON_GPU

@@ -38,11 +38,8 @@ class Work:
         self, exchange: PlainSum | CompressedSum, transfers: Transfers | None, filled_seconds: float
     ) -> None:
         """
-        Args:
-            exchange: A sum that has been filled: `transfer` sends and receives, in any thread, and
-                `result` comes after it.
-            transfers: Runs it in the background; None: it runs in `wait`.
-            filled_seconds: Seconds that it took to start.
+        exchange: A sum that has been filled: `transfer` sends and receives, in any thread, and
+            `result` comes after it.
         """
         self.stats = exchange.stats
         """Complete after `wait`."""
@@ -83,7 +80,6 @@ class Comm:
     ) -> None:
         """
         Args:
-            islands: Where the workers live.
             transfers: Runs exchanges in the background; None: in `Work.wait`.
             pool: Memory for buckets; None: a pool of its own.
         """
@@ -97,10 +93,7 @@ class Comm:
     ) -> list[Tensor]:
         """The weighted mean of all workers' entries, the same bits on all islands.
 
-        Args:
-            per_worker: The tensors of each local worker.
-            weights: One number for each local worker; over the whole set they add up to 1.
-            wire: The wire format; None: entries are sent uncompressed.
+        weights: One number for each local worker; over the whole set they add up to 1.
 
         Returns:
             One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without
@@ -116,10 +109,8 @@ class Comm:
 
         The workers' entries have been read when this returns.
 
-        Args:
-            given: What the local workers contribute; there are some.
-            overlapped: Exchange in the background, in memory of its own, so that training and
-                other reductions may come before `wait`.
+        overlapped: Exchange in the background, in memory of its own, so that training and
+            other reductions may come before `wait`.
         """
         began, islands = time.monotonic(), self._islands
         transfers = self._transfers if overlapped else None
@@ -136,12 +127,10 @@ class Comm:
     def broadcast(
         self, tensors: Sequence[Tensor], source: int, receivers: Sequence[int]
     ) -> list[Tensor]:
-        """Send the tensors of worker `source` to the workers in `receivers`.
+        """Send the tensors of worker `source` to the workers in `receivers`, and return them, in
+        their own type.
 
         Nothing is sent if there are no receivers.
-
-        Returns:
-            The tensors of the source, in their own type.
         """
         islands, results = self._islands, list(tensors)
         if islands.me is None or not receivers or self.num_workers == 1:

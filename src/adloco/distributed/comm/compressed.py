@@ -38,12 +38,6 @@ class CompressedSum:
 
     @torch.no_grad()
     def __init__(self, given: Contributions, wire: WireFormat, islands: Islands) -> None:
-        """
-        Args:
-            given: What the local workers contribute.
-            wire: The wire format.
-            islands: Where the workers of the sum live.
-        """
         self._given, self._wire, self._islands = given, wire, islands
         self._like = given.per_worker[0]
         self._buckets = bucket_indices(self._like)

@@ -38,12 +38,8 @@ class PlainSum:
         self, given: Contributions, islands: Islands, pool: BufferPool, *, overlapped: bool
     ) -> None:
         """
-        Args:
-            given: What the local workers contribute.
-            islands: Where the workers of the sum live.
-            pool: Memory for buckets.
-            overlapped: True to start no exchange yet; False to exchange each piece of a bucket
-                while the next one is filled.
+        overlapped: True to start no exchange yet; False to exchange each piece of a bucket
+            while the next one is filled.
         """
         like, workers = given.per_worker[0], len(given.weights)
         device = local(like[0]).device if like else None
@@ -119,7 +115,6 @@ class OrderedSum:
         Args:
             terms: One row for each local worker, in their order; shape (workers, elements). The
                 sum is written into the first row.
-            islands: Where the workers live.
             memory: Gives a tensor of this shape for what is received, with the terms' data type.
         """
         assert islands.group is not None and islands.me is not None

@@ -23,7 +23,6 @@ class Islands:
     workers: Sequence[int]
     """Number of workers that each island hosts."""
     traffic: Traffic
-    """Counts bytes."""
     me: int | None = 0
     """Number of this rank's island among them; None if it is none of them."""
     group: dist.ProcessGroup | None = None
@@ -81,15 +80,8 @@ class Islands:
 
 
 def gathered(mine: Tensor, longest: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Gather what each rank of the group has, padded with zeros to the longest.
-
-    Args:
-        mine: This rank's tensor, (rows, ...).
-        longest: The most rows that a rank has.
-        group: The ranks; None: all.
-
-    Returns:
-        A tensor of shape (ranks, longest, ...).
+    """Gather what each rank of the group has, of shape (rows, ...), padded with zeros to the
+    longest: (ranks, longest, ...).
     """
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine), *mine.shape[1:])])
     everyone = padded.new_empty(dist.get_world_size(group), *padded.shape)

@@ -70,10 +70,8 @@ Watch = Callable[[Notes], AbstractContextManager[Explain]]
 def shared_failures(quorum: Quorum, watch: Watch | None) -> Iterator[None]:
     """Share the failures of ranks while the work inside runs.
 
-    Args:
-        quorum: The ranks.
-        watch: Notices ranks that are stopped or cut off; None: only the longest wait of a
-            collective does.
+    watch: Notices ranks that are stopped or cut off; None: only the longest wait of a
+        collective does.
 
     Raises:
         RankFailureError: Another rank was killed, stopped or cut off.
@@ -93,10 +91,6 @@ def shared_failures(quorum: Quorum, watch: Watch | None) -> Iterator[None]:
 
 def wait_for_members(quorum: Quorum, timeout_seconds: float) -> None:
     """Wait until all ranks of a quorum are here to form a process group.
-
-    Args:
-        quorum: The ranks.
-        timeout_seconds: How long to wait.
 
     Raises:
         RankFailureError: A rank was killed on its way here, or does not come.

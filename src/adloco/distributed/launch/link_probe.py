@@ -36,15 +36,12 @@ class MeasuredLink:
 
 
 def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
-    """Measure the links of a ring. Called on all ranks, inside `process_group`.
+    """Measure the links of a ring, one from each of its ranks. Called on all ranks, inside
+    `process_group`; all get the same.
 
     It takes some seconds: transfers grow until one takes a second on the slowest link.
 
-    Args:
-        ranks: One rank of each island, at least two.
-
-    Returns:
-        A link for each of the ranks, the same on all ranks.
+    ranks: One rank of each island, at least two.
     """
     links = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
     pings = _pings(links)

@@ -36,11 +36,8 @@ def start_ranks(count: int, words: Sequence[str], grace_seconds: float) -> int:
 
     Every rank gets Ctrl+C once. No rank outlives this call.
 
-    Args:
-        count: Number of ranks.
-        words: Arguments of the command.
-        grace_seconds: How long the other ranks may take to end after one was interrupted; they
-            save together.
+    grace_seconds: How long the other ranks may take to end after one was interrupted; they
+        save together.
 
     Returns:
         As `run_ranks`.
@@ -62,8 +59,6 @@ class LocalRanks:
     ) -> None:
         """
         Args:
-            store: The store through which the ranks find each other.
-            words: Arguments of the command.
             count: How many begin here.
             environment: More variables of all ranks.
             first: Id of the first one.

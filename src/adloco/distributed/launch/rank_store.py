@@ -87,8 +87,7 @@ class Quorum:
     def of_all(store: Any = None) -> "Quorum":
         """The processes that were started together.
 
-        Args:
-            store: Counts the groups that they had before; None: this is their first one.
+        store: Counts the groups that they had before; None: this is their first one.
         """
         members = tuple(range(int(os.environ["WORLD_SIZE"])))
         process = int(os.environ["RANK"])
@@ -145,7 +144,6 @@ def report_death(store: Any, process: int, how: str) -> None:
 
     Args:
         store: With keys of this start.
-        process: Its id.
         how: How it ended: the rest of a sentence about it.
     """
     store.set(f"dead-{process}", how)

@@ -45,9 +45,7 @@ def told_to_end(
     A SIGHUP that is ignored, as under nohup, stays ignored. Python handles signals in the main
     thread alone; in another thread nothing is called.
 
-    Args:
-        act: Called in the main thread with the signal.
-        last_resort: What is done if the main thread cannot call it in time; None: nothing.
+    last_resort: What is done if the main thread cannot call it in time; None: nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -116,15 +114,11 @@ def signals_passed_to(
     processes: Callable[[], Iterable[subprocess.Popen[bytes]]],
     unheard: Callable[[int], None] | None = None,
 ) -> Iterator[list[int]]:
-    """Pass signals to the processes that run, and kill those that are left at the end.
+    """Pass signals, which are yielded as they come, to the processes that run, and kill those that
+    are left at the end.
 
-    Args:
-        processes: The processes that have been started so far.
-        unheard: Called in a thread with a signal that the main thread could not act on until all
-            processes had ended; it must end this one. None: the main thread always can.
-
-    Yields:
-        The signals that came.
+    unheard: Called in a thread with a signal that the main thread could not act on until all
+        processes had ended; it must end this one. None: the main thread always can.
     """
     received: list[int] = []
     early: list[int] = []

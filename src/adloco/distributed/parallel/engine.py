@@ -38,8 +38,6 @@ class Engine(ABC):
         Args:
             model: The model; a wrapper of it where there is one.
             island: The ranks that serve the worker; None: this one alone.
-            owners: The ranks that share the work on whole matrices.
-            compile: True to compile the model.
         """
         require(
             island is None
@@ -54,7 +52,6 @@ class Engine(ABC):
         self.forward: Callable[..., Any] = compiled(model) if compile else model
         """The model, as the loss function must call it."""
         self.compiles = compile
-        """True if the model is compiled."""
         self.rank = island.rank if island else 0
         """Number of this rank on the island; it takes the micro-batches `BatchPlan.of_rank` names.
         """
@@ -70,9 +67,8 @@ class Engine(ABC):
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of a micro-batch.
 
-        Args:
-            last: True for the last micro-batch of a step, whose backward pass must leave gradients
-                summed over the island.
+        last: True for the last micro-batch of a step, whose backward pass must leave gradients
+            summed over the island.
         """
 
     @abstractmethod
@@ -169,7 +165,6 @@ class IslandGroup:
         Args:
             mesh: The ranks of the island by replica and shard.
             group: The same ranks as one group.
-            traffic: Counts the bytes that the ranks exchange.
         """
         self.mesh = mesh
         self.group = group

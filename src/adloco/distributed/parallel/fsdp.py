@@ -143,15 +143,10 @@ def _allocate(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) 
 class _MeasuringReduceScatter:
     """A reduce-scatter for one of FSDP2's modules that sees unsharded gradients and counts bytes.
 
-    Its input has a row for each shard, padded with zeros.
+    Its input has a row for each shard, padded with zeros. `parameters` are the module's own.
     """
 
     def __init__(self, traffic: Traffic, parameters: Sequence[Tensor]) -> None:
-        """
-        Args:
-            traffic: Where bytes are counted.
-            parameters: The module's own.
-        """
         self.norms: GradientSums | None = None
         self._traffic, self._parameters = traffic, parameters
         self._taken: list[int] = []
@@ -204,13 +199,12 @@ class _CountingAllGather:
 
 def _check_shardable(model: nn.Module) -> None:
     advice = "use placement.shard_size 1 (replicas are no problem)"
-    scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
-    if scalars:
-        raise ValueError(
-            f"parameters without dimensions such as {scalars[0]} cannot be sharded; "
-            f"give them the shape (1,), or {advice}"
-        )
     for name, parameter in model.named_parameters():
+        require(
+            parameter.ndim > 0,
+            f"parameters without dimensions such as {name} cannot be sharded; give them the shape "
+            f"(1,), or {advice}",
+        )
         require(
             not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks),
             f"shards would leave out the hooks of parameter {name}; {advice}",
@@ -223,8 +217,8 @@ def _check_shardable(model: nn.Module) -> None:
     types = sorted(
         {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     )
-    if len(types) > 1:
-        raise ValueError(
-            f"shards need parameters of one data type, got {' and '.join(types)}; "
-            f"convert the model, or {advice}"
-        )
+    require(
+        len(types) == 1,
+        f"shards need parameters of one data type, got {' and '.join(types)}; convert the model, "
+        f"or {advice}",
+    )

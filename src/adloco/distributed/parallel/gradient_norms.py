@@ -44,10 +44,7 @@ def squared_norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
 def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale gradients down so that their norm is at most max_norm; no device is waited for.
 
-    Args:
-        parameters: Their `.grad` is scaled in place.
-        norm: The norm that the gradients have now, a float64 scalar on their device.
-        max_norm: The largest norm that they may have.
+    norm: The norm that the gradients have now, a float64 scalar on their device.
     """
     if norm.device.type == "cpu" and norm <= max_norm:
         return  # It costs nothing to look there, and saves a pass over the gradients.

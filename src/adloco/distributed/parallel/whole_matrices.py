@@ -33,15 +33,12 @@ class MatrixWork(Protocol):
 
     def given(self, indices: Sequence[int]) -> Sequence[Tensor]:
         """This rank's rows of some matrices, contiguous."""
-        ...
 
     def compute(self, stack: Tensor) -> Tensor:
         """Compute the results of whole matrices (number, rows, columns), of the same sizes."""
-        ...
 
     def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
         """Use this rank's rows of the results of some matrices, which are all of one shape."""
-        ...
 
 
 class MatrixOwners:
@@ -55,7 +52,6 @@ class MatrixOwners:
     ) -> None:
         """
         Args:
-            traffic: Counts the bytes that ranks send to one another.
             replicas: The ranks that have the same part of each matrix; None: this one alone.
             shards: The ranks that together have one replica; None: this one alone.
         """
@@ -122,7 +118,6 @@ class MatrixOwners:
         Args:
             sent: A tensor for each rank, of one dimension.
             sizes: The number of elements that each rank sends to this one.
-            group: The ranks.
 
         Returns:
             What each rank sends (this rank's own is there at once), and what to wait for.

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.parallel.engine import Engine, IslandGroup
-from adloco.distributed.parallel.gradient_norms import (
-    GradientSums,
-    incoming_gradients,
-)
+from adloco.distributed.parallel.gradient_norms import GradientSums, incoming_gradients
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic, num_bytes
+from adloco.errors import require
 
 
 class WholeModel(Engine):
@@ -68,12 +66,12 @@ class WholeModel(Engine):
             return
         self._reduced = 0
         yield
-        if self._reduced < sum(parameter.numel() for parameter in self._parameters):
-            # DDP would leave these buckets different on each replica, and raise a step later.
-            raise ValueError(
-                "some parameters got no gradient, which replicas cannot add up; "
-                "freeze them (requires_grad False), or use shards if no micro-batch uses them"
-            )
+        # DDP would leave buckets without one different on each replica, and raise a step later.
+        require(
+            self._reduced >= sum(parameter.numel() for parameter in self._parameters),
+            "some parameters got no gradient, which replicas cannot add up; freeze them "
+            "(requires_grad False), or use shards if no micro-batch uses them",
+        )
 
     @contextmanager
     def incoming(self) -> Iterator[GradientSums]:

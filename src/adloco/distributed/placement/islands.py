@@ -11,16 +11,11 @@ def island_of(place: int, places: int, islands: int) -> int:
 def island_shape(
     count: int, num_workers: int, shard_size: int, replica_size: int
 ) -> tuple[int, int]:
-    """The shape of each island.
+    """(shards, replicas) of each island of so many ranks.
 
     Args:
-        count: Number of ranks.
-        num_workers: Number of workers.
         shard_size: Ranks over which a worker is sharded. 0: as many as there are for each worker.
         replica_size: Replicas of each shard. 0: as many as there are for each worker.
-
-    Returns:
-        (shards, replicas).
 
     Raises:
         ValueError: That many ranks cannot share the workers in islands of these sizes.

@@ -78,13 +78,10 @@ class Placement:
         Args:
             workers: Ids of the run's workers, rising, for the ranks of the default process group;
                 None: all workers live in this process, which talks to no other.
-            device: Where the workers of this process compute.
-            threads: Workers of it that run at once. 0: one per core on a CPU; on a GPU one at a
-                time, or one per core if they are small.
-            shards: Ranks over which a worker's parameters are sharded.
+            threads: Workers of this process that run at once. 0: one per core on a CPU; on a GPU
+                one at a time, or one per core if they are small.
             replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
             timeout_seconds: See `longest_wait`.
-            ranks_of_device: Ranks that compute on this process's device; 1 on a CPU.
         """
         set_up_matrix_products()
         self.device = torch.device(device)
@@ -139,14 +136,12 @@ class Placement:
         return [worker for worker in worker_ids if self.owner(worker) == self._island]
 
     def engine(self, model: nn.Module, compile: bool = False, fill: Fill | None = None) -> Engine:
-        """Put a worker's model on the device of this rank, replicated or sharded over its island.
+        """Put a worker's model on the device of this rank, replicated over its island,
+        or sharded in place.
 
         Called for each local worker in rising order.
 
-        Args:
-            model: The model; FSDP2 shards it in place.
-            compile: Compile it with torch.compile.
-            fill: Gives values to a model that was built on the meta device.
+        fill: Gives values to a model that was built on the meta device.
         """
         if self.shards > 1:
             assert self._island_group is not None
@@ -157,15 +152,13 @@ class Placement:
         self,
         function: Callable[[Item], Result],
         items: Sequence[Item],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[], None] = lambda: None,
         together: bool = False,
         apart: bool = False,
     ) -> list[Result]:
         """Call the function on each local item, concurrently where that helps.
 
         Args:
-            function: What to call.
-            items: One item for each local worker.
             on_failure: Called as soon as one item fails or the wait is interrupted, to end the
                 others early. The error is raised once all have ended.
             together: True if several items at once use a GPU better than one after another.
@@ -211,16 +204,11 @@ class Placement:
         )
 
     def gather(self, rows: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        """Gather a few float64 numbers of every worker.
+        """Gather a few float64 numbers of every worker, from those of each local one: by worker id
+        in rising order.
 
         They are gathered and not summed, so that every rank adds them in the same order and takes
         the same decisions to the last bit.
-
-        Args:
-            rows: The numbers of each local worker, by worker id.
-
-        Returns:
-            The numbers of all workers, by worker id in rising order.
         """
         num_workers = len(rows) if self._alone else len(self._places)
         if num_workers > 1 and self._position == 0:
@@ -248,26 +236,25 @@ class Placement:
 
     def largest(self, number: float) -> float:
         """The largest of the numbers of all ranks."""
-        return self._reduced(number, dist.ReduceOp.MAX)
+        return self._reduced([number], dist.ReduceOp.MAX)[0]
 
     def total(self, number: float) -> float:
         """The sum of the numbers of all ranks."""
-        return self._reduced(number, dist.ReduceOp.SUM)
-
-    def _reduced(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
-        if self._alone:
-            return number
-        result = torch.tensor(number, dtype=torch.float64, device=message_device())
-        dist.all_reduce(result, operation)
-        return float(result)
+        return self._reduced([number], dist.ReduceOp.SUM)[0]
 
     def total_bytes(self) -> Bytes:
         """Bytes that all ranks have given to collectives so far."""
+        return Bytes(*self._reduced(self.traffic.total(), dist.ReduceOp.SUM))
+
+    def _reduced(
+        self, numbers: Sequence[float], operation: dist.ReduceOp.RedOpType
+    ) -> Sequence[float]:
         if self._alone:
-            return self.traffic.total()
-        total = torch.tensor(self.traffic.total(), dtype=torch.float64, device=message_device())
-        dist.all_reduce(total)
-        return Bytes(*total.tolist())
+            return numbers
+        result = torch.tensor(numbers, dtype=torch.float64, device=message_device())
+        dist.all_reduce(result, operation)
+        reduced: list[float] = result.tolist()
+        return reduced
 
     def agree(self, value: Item) -> Item:
         """Return rank 0's value on every rank."""
@@ -299,15 +286,9 @@ class Placement:
         return [value] if self._alone else all_states(value)
 
     def transfer(self, state: Item | None, sender: int, receiver: int) -> Item | None:
-        """Send a state from one rank to another; only these two call it.
+        """Send a state from one rank to another, and return it on both; only these two call it.
 
-        Args:
-            state: What the sender sends; not used on the receiver.
-            sender: The rank that has it.
-            receiver: The rank that needs it.
-
-        Returns:
-            The state, on both.
+        state: What the sender sends; not used on the receiver.
         """
         if sender == receiver:
             return state

@@ -33,34 +33,28 @@ class WireFormat(Protocol):
     @property
     def block(self) -> int:
         """Values of a block."""
-        ...
 
     @property
     def block_bytes(self) -> int:
         """Bytes of an encoded block."""
-        ...
 
     def encode(self, values: Tensor) -> Tensor:
         """Encode blocks. The bytes of a block depend on its values alone, which stay as they are.
 
-        Args:
-            values: Finite float32 of shape (blocks, block).
+        values: Finite float32 of shape (blocks, block).
 
         Returns:
             Contiguous uint8 of shape (blocks, block_bytes).
         """
-        ...
 
     def decode(self, blocks: Tensor) -> Tensor:
         """Decode blocks.
 
-        Args:
-            blocks: uint8 of shape (blocks, block_bytes).
+        blocks: uint8 of shape (blocks, block_bytes).
 
         Returns:
             Finite float32 of shape (blocks, block).
         """
-        ...
 
 
 def check_format(wire: WireFormat, device: torch.device | str = "cpu") -> None:

@@ -112,8 +112,7 @@ class Gate(Option):
     def judge(self, vectors: Mapping[int, Sequence[float]]) -> dict[int, Verdict]:
         """A verdict on each worker of a trainer.
 
-        Args:
-            vectors: The workers' pseudo-gradients, or sketches of them, by worker id.
+        vectors: The workers' pseudo-gradients, or sketches of them, by worker id.
         """
         if len(vectors) < SMALLEST:
             return dict.fromkeys(vectors, Verdict())
@@ -146,13 +145,8 @@ METRICS = {metric.name: metric for metric in Gate.worker_metrics}
 
 
 def cosines_with_others(vectors: Mapping[int, Sequence[float]]) -> dict[int, float | None]:
-    """The cosine of each vector with the mean direction (of unit vectors) of the others.
-
-    Args:
-        vectors: Vectors of the same length, by id.
-
-    Returns:
-        The cosine by id; None if the vector or the mean of the others is 0.
+    """The cosine of each vector with the mean direction (of unit vectors) of the others, by id;
+    None if the vector or the mean of the others is 0.
     """
     units = {
         key: [value / norm for value in vector] if (norm := math.hypot(*vector)) else list(vector)

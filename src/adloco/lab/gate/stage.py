@@ -60,9 +60,7 @@ class GateStage(Stage):
         owners = {worker: trainer for trainer in trainers for worker in trainer.worker_ids}
         here = list(state.workers.values())
         rows = placement.map(
-            lambda worker: _sketched(worker, owners[worker.id], fragment, placement),
-            here,
-            on_failure=lambda: None,
+            lambda worker: _sketched(worker, owners[worker.id], fragment, placement), here
         )
         sketches = placement.gather(
             {worker.id: row for worker, row in zip(here, rows, strict=True)}

@@ -94,8 +94,6 @@ def full_gradient(
         model: It is put into evaluation mode: dropout is off, and running statistics are used and
             stay as they are.
         loss_fn: (model, batch) -> mean loss over the samples of the batch.
-        source: The samples.
-        batches: Their batches.
         at_once: Most samples in one forward and backward pass; larger batches accumulate.
         precision: Type of autocast; None: the model's own type.
         advance: Called with the number of samples after each batch.

@@ -30,11 +30,9 @@ def measure_gradients(
     same at every checkpoint.
 
     Args:
-        trained: The model of a run.
         samples: Samples of the training data to take; 0: all; None: DEFAULT_SAMPLES, or all if
             there are fewer.
         batch: Samples of a batch; None: what the run takes in one pass. Larger batches accumulate.
-        advance: Called while it computes.
 
     Returns:
         The content of a file in the run's folder `gradients`; docs/run-folder.md lists it.
@@ -121,8 +119,7 @@ def layers(names: Sequence[str]) -> list[str]:
     """The layer of each parameter: the repeated block that it is in, such as layers.0, or else its
     module. Without the words that all but the last of each begin with.
 
-    Args:
-        names: Of the parameters.
+    names: Of the parameters.
     """
     paths = []
     for words in (name.split(".") for name in names):

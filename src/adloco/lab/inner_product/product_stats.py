@@ -65,14 +65,10 @@ class ProductMeasurement:
 
 
 def plug_in(samples: Sequence[int], mean_norm_sq: float, inner_products: Sequence[float]) -> float:
-    """Var<g_i, G> as gbar' Sigma^ gbar with the sample covariance Sigma^ of the groups.
+    """Var<g_i, G> as gbar' Sigma^ gbar with the sample covariance Sigma^ of the groups: from their
+    m_j, from |gbar|^2, and from their <g_j, gbar>.
 
     Its expectation is too large by tr(Sigma^2) / b for Gaussian gradients with covariance Sigma.
-
-    Args:
-        samples: m_j, the number of samples in each group.
-        mean_norm_sq: |gbar|^2, the squared norm of the mean gradient of all samples.
-        inner_products: <g_j, gbar> for each group.
     """
     pairs = zip(samples, inner_products, strict=True)
     return sum(m * (product - mean_norm_sq) ** 2 for m, product in pairs) / max(1, len(samples) - 1)

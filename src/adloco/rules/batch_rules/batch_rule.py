@@ -38,22 +38,17 @@ class BatchRule(Protocol):
         """The fewest groups of samples per worker that the rule's gradient statistics need, at
         least 2; 1 if it needs no statistics.
         """
-        ...
 
     @property
     def measurement(self) -> str:
         """Dotted path of the `Measurement` that takes the statistics; empty for squared norms of
         gradients.
         """
-        ...
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         """The batch that the trainer should request, in samples per inner step over its workers.
 
         A rule without statistics is also asked before the first round, at 0 samples.
 
-        Args:
-            estimate: What is known of the gradient's statistics; None if none were taken.
-            point: How far the trainer's training has come.
+        estimate: What is known of the gradient's statistics; None if none were taken.
         """
-        ...

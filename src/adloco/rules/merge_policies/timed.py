@@ -47,6 +47,5 @@ class TimedMerge(ABC):
     def members(self, ranked: Sequence[int]) -> list[int]:
         """The trainers that merge.
 
-        Args:
-            ranked: Ids of all trainers by rising request; ties by id.
+        ranked: Ids of all trainers by rising request; ties by id.
         """
