@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
+from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
+from adloco.tasks.language_model import LanguageModel
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
@@ -135,6 +138,23 @@ def test_bad_pieces_are_one_sentence(
         assert message in error
         assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_measures_may_be_numbers_of_numpy_and_torch(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, measured = LanguageModel.measure, LanguageModelSettings.measured
+
+    def measure(*given: Any) -> list[Any]:
+        return [torch.tensor(number, dtype=torch.float64) for number in plain(*given)]
+
+    def of_numpy(task: LanguageModelSettings, means: list[float]) -> dict[str, Any]:
+        return {name: np.float32(number) for name, number in measured(task, means).items()}
+
+    monkeypatch.setattr(LanguageModel, "measure", measure)
+    monkeypatch.setattr(LanguageModelSettings, "measured", of_numpy)
+    assert main(["train", "single", *small, "--run.tokens", "4000"]) == 0
+    assert isinstance(records(tmp_path / "run")[-1]["val_bits_per_byte"], float)
 
 
 def test_the_page_names_every_piece_and_only_those() -> None:

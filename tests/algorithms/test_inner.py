@@ -439,13 +439,26 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
     load_optimizer(now, before.state_dict())
     assert now.param_groups[0]["lr"] == 0.1
     assert now.state["all"].keys() == {"steps", "exact"}
-    assert [name for _, name, _ in float_states(now)] == ["exact"]
+    assert [name for _, name, _ in float_states(now)] == ["exact", "list"]
     complete_state(now)
     state = now.state[parameter]
     for name in ("exact", "count"):
         assert state[name].dtype == own[name].dtype
         assert state[name].equal(own[name])
     assert [each.dtype for each in state["list"]] == [torch.bfloat16, torch.uint8]
+
+
+def test_a_state_of_a_tensor_class_of_its_own_is_refused() -> None:
+    """torchao's 8-bit AdamW has such ones, which torch's functions for many tensors refuse."""
+
+    class Quantised(torch.Tensor):
+        pass
+
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter])
+    optimizer.state[parameter] = {"mean": torch.zeros(2).as_subclass(Quantised)}
+    with pytest.raises(ValueError, match="state mean of SGD is of the class Quantised, which"):
+        float_states(optimizer)
 
 
 def test_moments_take_the_type_of_another_model_and_counts_keep_theirs() -> None:

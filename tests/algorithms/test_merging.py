@@ -148,6 +148,15 @@ def test_a_reset_takes_back_what_optimizers_have_besides_tensors() -> None:
         assert optimizer.param_groups[0]["seen"] == 1
 
 
+def test_codes_have_no_mean() -> None:
+    run = two_trainers()
+    for optimizer in run.workers[0].optimizers:
+        for state in optimizer.state.values():
+            state["exp_avg"] = state["exp_avg"].byte()
+    with pytest.raises(ValueError, match="set merge.inner_state keep or reset"):
+        merge(run, MergeFates(inner_state="mean"))
+
+
 def test_a_mean_of_counts_is_rounded() -> None:
     count = torch.tensor(0)
     copy_all([torch.tensor(2.9999998)], [count])

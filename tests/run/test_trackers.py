@@ -103,6 +103,7 @@ class Fails:
     """A tracker that fails at one of its methods."""
 
     at = ""
+    error: type[BaseException] = ConnectionError
     calls: list[str] = []  # noqa: RUF012
 
     def __init__(self, run_name: str, logging_dir: Path, purge_step: int = 0) -> None:
@@ -124,19 +125,30 @@ class Fails:
     def _meet(self, name: str) -> None:
         self.calls.append(name)
         if name == self.at:
-            raise ConnectionError("no network\n here")
+            raise self.error("no network\n here")
 
 
-@pytest.mark.parametrize("at", ["init", "start", "store", "log", "finish"])
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        ("init", ConnectionError),
+        ("start", ConnectionError),
+        ("store", ConnectionError),
+        ("log", SystemExit),
+        ("finish", ConnectionError),
+    ],
+)
 @pytest.mark.filterwarnings("default")
 def test_a_tracker_that_fails_is_one_warning(
     at: str,
+    error: type[BaseException],
     small: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(Fails, "at", at)
+    monkeypatch.setattr(Fails, "error", error)
     monkeypatch.setattr(Fails, "calls", [])
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Fails)
     assert (

@@ -9,6 +9,7 @@ If the wire format is lossy, means of parameters and of momentum cross in few bi
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from adloco.distributed.messages import broadcast_state
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import join_state, split_state
 from adloco.distributed.wire.wire_format import WireFormat
+from adloco.errors import require
 from adloco.rules.merge import Merge, MergeFates, assign_workers
 
 
@@ -190,7 +192,15 @@ class _AppliedFates:
     ) -> list[Tensor]:
         """The mean over all workers of the merged trainers, so that every process that hosts one of
         them gets the same bits. Other processes get nothing.
+
+        Raises:
+            ValueError: Some are whole numbers or bools, but for a count.
         """
+        require(
+            all(each.is_floating_point() or each.numel() == 1 for each in chain(*per_worker)),
+            "an optimizer has whole numbers in its state, as those of 8 bits have, whose mean says "
+            "nothing; set merge.inner_state keep or reset, merge.outer_momentum survivor or reset",
+        )
         shares = [weights[home.id] / len(home.worker_ids) for home in self._here.values()]
         return self._placement.comm(list(self._homes)).mean(per_worker, shares, wire)
 

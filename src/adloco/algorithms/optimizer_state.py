@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.short_types import ShortAdamW
-from adloco.distributed.dtensor import scattered
+from adloco.distributed.dtensor import local, scattered
 from adloco.distributed.plain_state import split_state
 from adloco.errors import require
 
@@ -72,18 +72,30 @@ def begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def float_states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor]]:
-    """(parameter, name, tensor) of an optimizer's floating-point state.
+    """(parameter, name, tensor) of an optimizer's floating-point state, also of lists in it.
 
     Counts of steps that are kept in host memory are left out.
+
+    Raises:
+        ValueError: A tensor is of a class of its own, as torchao's quantised ones are.
     """
-    return [
-        (parameter, key, value)
+    found = [
+        (parameter, key, tensor)
         for parameter, state in _states(optimizer).items()
         for key, value in state.items()
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.device == parameter.device
+        for tensor in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(tensor, Tensor)
+        and tensor.is_floating_point()
+        and tensor.device == parameter.device
     ]
+    for _, key, tensor in found:
+        kind = type(local(tensor))
+        require(
+            kind in (Tensor, torch.nn.Parameter),
+            f"the state {key} of {type(optimizer).__name__} is of the class {kind.__name__}, which "
+            "merges and checkpoints cannot read; take an optimizer whose state is plain tensors",
+        )
+    return found
 
 
 @torch.no_grad()

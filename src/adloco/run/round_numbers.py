@@ -94,7 +94,9 @@ def round_record(
     }
 
     def evaluated(found: Mapping[str, float]) -> dict[str, float | None]:
-        return {validation(measure).name: found.get(measure.name) for measure in measures}
+        # A task of one's own may give numbers of NumPy or torch.
+        numbers = {name: float(number) for name, number in found.items()}
+        return {validation(measure).name: numbers.get(measure.name) for measure in measures}
 
     return {
         **{name: known[name] if name in known else getattr(report, name) for name in ROUND},

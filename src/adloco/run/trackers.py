@@ -81,7 +81,7 @@ class Trackers:
         """Turn an error of this tracker into a warning, and use the tracker no longer."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Some end the process where they fail.
             self._following.pop(name, None)
             reason = " ".join(str(error).split()) or type(error).__name__
             warnings.warn(

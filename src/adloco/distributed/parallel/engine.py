@@ -94,7 +94,7 @@ class Engine(ABC):
         Every rank of the island gets the same bits.
         """
         if self._island is None:
-            return list(numbers)
+            return [float(number) for number in numbers]
         device = self._island.mesh.device_type
         own = torch.tensor(list(numbers), dtype=torch.float64, device=device)
         return [float(number) for number in self._island.sum_on_device(own).tolist()]
