@@ -19,9 +19,10 @@ from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from adloco.models.attention import FULLY_CAUSAL, attends_to_all
 from adloco.models.build import ModelBuilder
-from adloco.models.source import Head, ModelOptions
+from adloco.models.source import Head, ModelOptions, entries_of
 from adloco.models.sources.llama import LlamaShape
 from adloco.models.sources.named_model import NamedModel
+from adloco.run.model_flops import flops_per_token
 from adloco.tasks.language_model import cross_entropy, next_token_loss
 from tests.problems import build_llama, cases, tokens
 
@@ -109,6 +110,25 @@ def test_a_sliding_window_of_zero_is_none() -> None:
     """transformers would hide all tokens; TOML has no null with which to switch a window off."""
     config = NamedModel(name="mistral", pretrained=False, overrides={"sliding_window": 0})
     assert config.config(300).sliding_window is None
+
+
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="transformers is older")
+def test_layers_whose_heads_differ_in_width() -> None:
+    """transformers raises an error where their width is asked for."""
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 300,
+    }
+    config = NamedModel(name="gemma4_text", pretrained=False, overrides=sizes).config(300)
+    assert entries_of(config)["head_dim"] == 16
+    assert flops_per_token(builder(config).whole(), 16) is None
 
 
 def test_a_body_draws_what_only_it_has() -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -40,6 +42,56 @@ def test_a_gpt2_whose_layers_are_no_linear_modules() -> None:
     config = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)
     expected = 6 * (2 * 12 * 32 * 32 + 32 * 100) + 12 * 2 * 32 * 64
     assert flops_per_token(GPT2LMHeadModel(config), 64) == expected
+
+
+def test_latent_attention_whose_values_have_another_width_than_keys() -> None:
+    config = DeepseekV3Config(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        first_k_dense_replace=3,
+        num_attention_heads=4,
+        q_lora_rank=32,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+    )
+    queries, keys_and_values = 64 * 32 + 32 * 4 * 24, 64 * (16 + 8) + 16 * 4 * (16 + 12)
+    layer = queries + keys_and_values + 4 * 12 * 64 + 3 * 64 * 160
+    attention = 3 * 4 * 64 * (24 + 12)  # Layers, heads, context.
+    model = DeepseekV3ForCausalLM(config)
+    assert flops_per_token(model, 64) == 6 * (3 * layer + 64 * 100) + 6 * attention
+
+
+def test_a_frozen_matrix_that_an_adapter_also_shows() -> None:
+    """It counts once, and no gradient of it is computed: 4 in place of 6."""
+
+    class Adapter(nn.Module):
+        """Shows the weight of the layer that it holds, as PEFT's do."""
+
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base, self.down = base.requires_grad_(False), nn.Linear(8, 2)
+
+        @property
+        def weight(self) -> Tensor:
+            return self.base.weight
+
+    config = LlamaConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model = LlamaForCausalLM(config)
+    before = flops_per_token(model, 16)
+    model.lm_head = Adapter(model.lm_head)
+    after = flops_per_token(model, 16)
+    assert before is not None
+    assert after == before - 2 * 8 * 10 + 6 * 8 * 2
+
+
+def test_samples_that_are_not_counted_in_tokens_are_unknown() -> None:
+    """A problem of one's own that does not say how many tokens a sample has."""
+    config = LlamaConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    assert flops_per_token(LlamaForCausalLM(config), 1) is None
 
 
 @pytest.mark.parametrize(

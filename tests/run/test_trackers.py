@@ -19,6 +19,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from adloco.cli.main import main
 from adloco.errors import RunWarning
 from adloco.run import trackers
+from adloco.tracking.with_accelerate import MLflow, state_kept
 
 BEGIN_AND_LEAVE = """
 import sys
@@ -97,6 +98,32 @@ def test_tensorboard_holds_the_numbers_of_the_metrics_also_after_a_resume(
     assert len(tensorboard_scalars(parts)) == 3
     assert main(["train", "--resume", str(parts)]) == 0
     assert same_as_metrics(parts) == same_as_metrics(whole)
+
+
+def test_a_run_of_mlflow_that_is_continued_keeps_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow refuses other values, such as a longer budget, and would be left out."""
+    given: list[dict[str, Any]] = []
+
+    class Holds:
+        def __init__(self, **options: str) -> None:
+            pass
+
+        def start(self) -> None:
+            pass
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            given.append(values)
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "mlflow", Holds)
+    settings = {"run.tokens": 8}
+    with state_kept():
+        for tokens, run in ((0, ""), (4, ""), (0, "a"), (4, "a")):
+            if run:
+                monkeypatch.setenv("MLFLOW_RUN_ID", run)
+            MLflow().open(tmp_path, settings, tokens)
+    assert given == [settings, settings, settings, {}]
 
 
 class Fails:

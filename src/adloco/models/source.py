@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -80,10 +80,11 @@ OF_A_FILE = {"_name_or_path", "transformers_version"}
 
 def entries_of(config: Any) -> dict[str, Any]:
     """A model's configuration as JSON has it, without what says where it is from."""
-    if is_dataclass(config) and not isinstance(config, type):
-        entries = asdict(config)
+    to_dict = getattr(config, "to_dict", None)
+    if to_dict is not None:  # First: asdict fails on a dataclass of transformers with other layers.
+        entries = to_dict()
     else:
-        entries = config if isinstance(config, dict) else config.to_dict()
+        entries = config if isinstance(config, dict) else asdict(config)
     plain = json.loads(json.dumps(entries, default=str))
     return {name: value for name, value in plain.items() if name not in OF_A_FILE}
 

@@ -38,10 +38,12 @@ class ClearML:
     key: ClassVar[str] = "clearml"
 
     def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
-        # Turns off ClearML's hooks on torch.save, argparse and TensorBoard.
+        # Turns off ClearML's hooks on torch.save, argparse and TensorBoard. It would also empty the
+        # last task of this name, which has the rounds before a resume.
         options = {
             "run_name": PROJECT,
             "task_name": folder.name,
+            "reuse_last_task_id": False,
             "auto_connect_frameworks": False,
             "auto_connect_arg_parser": False,
         }
@@ -54,7 +56,9 @@ class MLflow:
     key: ClassVar[str] = "mlflow"
 
     def open(self, folder: Path, settings: Mapping[str, Any], tokens: int) -> Tracker:
-        return _opened(self.key, settings, {"experiment_name": PROJECT, "run_name": folder.name})
+        # MLflow refuses other values of a run's settings, such as a longer budget.
+        given = {} if tokens and "MLFLOW_RUN_ID" in os.environ else settings
+        return _opened(self.key, given, {"experiment_name": PROJECT, "run_name": folder.name})
 
 
 class Trackio:

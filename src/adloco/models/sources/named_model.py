@@ -72,11 +72,12 @@ class NamedModel:
             f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take "
             "a decoder such as gpt2 or an encoder such as bert",
         )
+        known = default.to_dict()
         for key in self.overrides:
-            nearest = difflib.get_close_matches(key, list(default.to_dict()), n=1)
+            nearest = difflib.get_close_matches(key, list(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
-                hasattr(default, key),
+                key in known or hasattr(default, key),
                 f"model.overrides has {key!r}, which the configuration of {self.name!r} does not "
                 f"have; {advice}",
             )
