@@ -96,9 +96,12 @@ def test_it_resumes_bit_for_bit_and_its_folder_is_read_by_the_commands(
     whole = adloco.train("diloco", problem=a_problem(), **settings | {"folder": tmp_path / "whole"})
     with (
         at_step(8, lambda: os.kill(os.getpid(), signal.SIGINT)),
-        pytest.raises(KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt) as stopped,
     ):
         adloco.train("diloco", problem=a_problem(), **settings)
+    again = f"adloco.train(resume='{settings['folder']}', problem=problem)"
+    assert str(stopped.value) == f"saved; resume with {again}"
+    assert f"stopped and saved; resume with: {again}\n" in capsys.readouterr().out
     run = adloco.train(resume=settings["folder"], problem=a_problem())
     assert train_losses(run.records) == train_losses(whole.records)
     capsys.readouterr()

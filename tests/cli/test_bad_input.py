@@ -127,6 +127,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--unknown"], "unrecognized arguments: --unknown; see adloco train --help"),
         (["--resum=x"], "unrecognized arguments: --resum=x (did you mean --resume?)"),
         (["--r"], "unrecognized arguments: --r"),
+        (["diloco", "run.tokens=9"], "arguments: run.tokens=9 (did you mean --run.tokens=9?)"),
         (["--lr", "5"], "(did you mean --inner.lr or --outer.lr?)"),
         (["-run.tokens", "5"], "(did you mean --run.tokens?)"),
         (["--sync-every=5"], "(did you mean --method.sync_every?)"),

@@ -47,7 +47,7 @@ HELP, SETTINGS = 280, 500
     [
         *((line, HELP) for line in ("--help", "--version", "compare --help", "trian")),
         *((line, SETTINGS) for line in ("config", "config --search wire.", "completion bash")),
-        *((line, SETTINGS) for line in ("runs .", "train --x", "train --help")),
+        *((line, SETTINGS) for line in ("runs .", "train --x", "train nothing", "train --help")),
         ("recipes", HELP),
     ],
 )

@@ -260,6 +260,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         (["diloco", arm, "--parallel", "0"], "--parallel must be >= 1, got 0"),
         (["diloco", "b=diloco@--model.num_layers 2"], "the arms differ in model"),
         (["diloco", str(tmp_path)], "is neither a recipe nor a run folder"),
+        (
+            ["diloco", "b=diloco@--method.sync_every 3", "--run.tokens", "512"],
+            "the budget ends after 2 inner steps, within the first round of method.sync_every = ",
+        ),
     ]:
         assert main(["compare", *common, *words]) == 2
         error = capsys.readouterr().err

@@ -468,7 +468,7 @@ def test_a_rank_that_fails_stops_the_others_with_one_message(
         (
             ["diloco", "--placement.shard_size", "2"],
             (
-                "1 ranks cannot share 2 workers with placement.shard_size 2 and "
+                "1 rank cannot share 2 workers with placement.shard_size 2 and "
                 "placement.replica_size 1; start at most 4 ranks, a multiple of 2"
             ),
         ),

@@ -167,7 +167,7 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
             {"batch": {"initial": 8, "maximum": 4}},
             "batch.maximum must be >= batch.initial = 8, got 4",
         ),
-        ({"batch": {"rule": "warmup"}}, "batch.batches must be given"),
+        ({"batch": {"rule": "warmup"}}, "batch.batches must be given, as a list of "),
         (
             {"run": {"tokens": "many"}},
             r"run.tokens must be a whole number, got 'many' \(recipe section \[run\]\)",
@@ -226,6 +226,9 @@ def test_files(tmp_path: Path) -> None:
         match=r"recipe 'adlocco' is neither a file nor a shipped recipe; .*did you mean 'adloco'",
     ):
         read_values("adlocco")
+    file.rename(tmp_path / "recipe.toml")
+    with pytest.raises(ValueError, match="is the folder of a run and not a recipe; resume it with"):
+        read_values(str(tmp_path))
 
 
 def test_sections_are_those_of_the_public_classes() -> None:

@@ -106,10 +106,12 @@ def train(
                 )
             )
         shown = [(name, str(value)) for name, value in named]
+        own = ", problem=problem" if problem else ""
+        again = f"adloco.train(resume={str(run.folder)!r}{own})"
         with train_log(run) as log:
-            code = Training(run=run, console=console, log=log).train(shown)
+            code = Training(run=run, console=console, log=log, resume=again).train(shown)
     if code == INTERRUPTED:
-        raise KeyboardInterrupt(f"saved; resume with adloco.train(resume={str(run.folder)!r})")
+        raise KeyboardInterrupt(f"saved; resume with {again}")
     return TrainedRun(run.folder, problem=problem, trust_recipe=trust_recipe)
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from adloco.cli.terminal import print_error
-from adloco.distributed.launch.launcher import this_rank
 from adloco.metrics import Record
 
 VARIABLE = "ADLOCO_NOTIFY"
@@ -72,7 +71,12 @@ class Alerts:
         text: A sentence about the event.
         anyone: False if rank 0 alone tells it.
         """
-        if not self._tells or (this_rank() != 0 and not anyone):
+        if not self._tells:
+            return
+        # Not at the top: `adloco train` refuses a bad recipe without torch.
+        from adloco.distributed.launch.launcher import this_rank
+
+        if this_rank() != 0 and not anyone:
             return
         call = threading.Thread(target=self._call, args=(event, text), daemon=True)
         self._calls.append(call)

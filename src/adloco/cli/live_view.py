@@ -161,18 +161,19 @@ class LiveView:
     def _trainers(self, record: Record) -> RenderableType:
         """A row per trainer, with what its batch rule requests and what it uses."""
         table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
+        # Lines of their own: rich cuts off the last columns to fit words that it wraps by itself.
         for column in (
             "trainer",
-            "val loss",
-            "train loss",
-            "requested batch",
-            "used batch",
-            "micro x steps",
-            "noise scale",
+            "val\nloss",
+            "train\nloss",
+            "requested\nbatch",
+            "used\nbatch",
+            "micro x\nsteps",
+            "noise\nscale",
             "workers",
         ):
-            table.add_column(column, justify="right", min_width=max(map(len, column.split())))
-        table.columns[4].no_wrap = True  # A clipped batch says so.
+            whole = column.endswith("batch")  # A clipped batch says so.
+            table.add_column(column, justify="right", vertical="bottom", no_wrap=whole)
         gone = {trainer for merge in record["merges"] for trainer in merge["absorbed"]}
         for row in record["trainers"]:
             clipped = clipped_by(row, self._run.recipe.batch_cap)

@@ -116,7 +116,8 @@ def _sent(run: TrainingRun) -> str:
         rest = ""
     else:
         # Blocks that are not full, and numbers beside the parameters, are not counted.
-        rest = f", about {shown(each * rounds + final)} in all"
+        last = f", and the mean at the end {shown(final)}" if final else ""
+        rest = f"{last}, about {shown(each * rounds + final)} in all"
     first = "no parameters are sent until trainers merge; from then on " if max(sizes) == 1 else ""
     return f"{first}a sync sends {shown(each)} per worker{rest}"
 

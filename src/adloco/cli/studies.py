@@ -72,6 +72,14 @@ def run_study(
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
     _require_equal(inequalities(runs, varied), force=arguments.force)
+    missing = {run.arm: run.short for run in runs if not run.finished}
+    short = {arm: notice for arm, notice in missing.items() if notice}
+    require(
+        arguments.force or not short or len(short) < len(missing),
+        f"{next(iter(short.values()), '')}; or give --force to train all the same",
+    )
+    for arm, notice in short.items():
+        console.print(f"{arm}: {notice}", soft_wrap=True)
     try:
         jobs = train_all(runs, folder, arguments.parallel, console)
     except StudyInterruptedError:

@@ -52,6 +52,8 @@ class Training:
     """Other ranks that may join or continue alone; None: there are none."""
     alerts: Alerts = field(default_factory=Alerts)
     """Told that the run stalls, recovers or ends."""
+    resume: str = ""
+    """The call that resumes the run, in a script; empty: `adloco train --resume` does."""
     _said: set[str] = field(default_factory=set, init=False)
 
     def train(self, settings: Sequence[tuple[str, str]]) -> int | None:
@@ -65,6 +67,7 @@ class Training:
         run = self.run
         self._log_start(settings)
         spent, page = run.finished, run.folder / PAGE
+        again = self.resume or f"adloco train --resume {run.folder}"
         if spent:
             self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
         else:
@@ -115,7 +118,7 @@ class Training:
                 self._say("stopped and saved; the other ranks continue the run")
                 return INTERRUPTED
             self.log.info("checkpoint %s", run.saving.newest)
-            stopped = f"stopped and saved; resume with: adloco train --resume {run.folder}"
+            stopped = f"stopped and saved; resume with: {again}"
             self._say(stopped)
             self.alerts.tell("stopped", stopped)
             return INTERRUPTED
@@ -125,13 +128,14 @@ class Training:
             self._say(f"its report is {page}")
             return 0
         try:
-            with working(self.console, "sampling a text, and drawing the report ..."):
+            sampling = "sampling a text, and " * run.recipe.task.generates
+            with working(self.console, f"{sampling}drawing the report ..."):
                 summary = run.finish()
                 write_report(run.folder)
         except OSError as error:
             unwritten = (
                 f"the report cannot be written in {run.folder} ({error.strerror or error}); make "
-                f"room there, then write it with: adloco train --resume {run.folder}"
+                f"room there, then write it with: {again}"
             )
             self._say(unwritten, logging.WARNING)
             self.alerts.tell("ended", unwritten)

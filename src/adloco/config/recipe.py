@@ -35,6 +35,11 @@ def read_values(recipe: str) -> Values:
         path = Path(recipe)
         names = ", ".join(shipped_recipes())
         require(
+            not (path / "recipe.toml").is_file(),
+            f"{recipe!r} is the folder of a run and not a recipe; resume it with adloco train "
+            f"--resume {recipe}, or give its settings, {path / 'recipe.toml'}",
+        )
+        require(
             path.is_file(),
             f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are "
             f"{names}{_suggest(recipe, shipped_recipes())}",

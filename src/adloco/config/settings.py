@@ -195,8 +195,8 @@ class MemorySettings:
     """
 
     gib: float = setting(0.0, resume="free")
-    """Memory that this process may use, in GiB; required on a CPU. 0: what is free on the GPU when
-    the run starts.
+    """Memory that this process may use, in GiB; adloco probe and max_micro_batch auto need it on a
+    CPU. 0: what is free on the GPU when the run starts.
     """
     fraction: float = setting(0.9, resume="free")
     """Fraction of that memory to plan for; the rest is a safety margin."""

@@ -68,8 +68,9 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
             own = found["ctx"]["error"]
             raise (own if isinstance(own, ValueError) else ValueError(str(own))) from None
         key = str(found["loc"][0])
-        require(key in given, f"{key} must be given")
-        kind = kind_of(hints[key]) or found["msg"].removeprefix("Input should be ")
+        kind = kind_of(hints[key])
+        require(key in given, f"{key} must be given{kind and ', as '}{kind}")
+        kind = kind or found["msg"].removeprefix("Input should be ")
         raise ValueError(f"{key} must be {kind}, got {shown(given[key])}") from error
 
 

@@ -143,7 +143,7 @@ def _taken(folder: Path) -> str:
         return f"--run.folder {str(folder)!r} is neither new nor an empty folder; give one that is"
     return (
         f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
-        f"adloco train --resume {folder}"
+        f"adloco train --resume {folder} (from Python: adloco.train(resume=...))"
     )
 
 

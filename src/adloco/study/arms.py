@@ -4,6 +4,7 @@ seeds.
 
 import hashlib
 import json
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
 from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
+from adloco.run.budget import Budget
 from adloco.run.changes import read_changes
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.json_files import read_json
@@ -46,6 +48,21 @@ class StudyRun:
     def finished(self) -> bool:
         """True if the run has ended and was summed up."""
         return (self.folder / SUMMARY).is_file()
+
+    @property
+    def short(self) -> str:
+        """A notice that the budget ends before anything but inner steps has happened; empty if it
+        does not, or if only a run can tell.
+        """
+        recipe, method = self.recipe, self.recipe.method
+        acts = recipe.syncs or recipe.batch_cap is not None
+        if not acts or recipe.switch.max_micro_batch == "auto":
+            return ""
+        used = recipe.switch.clipped(recipe.first_batch, method.workers_per_trainer)
+        each = used * method.num_trainers * recipe.data.context_tokens
+        limits = math.ceil(recipe.run.tokens / each), recipe.run.inner_steps
+        steps = min(filter(None, limits), default=method.sync_every)
+        return Budget.of(recipe).within_first_round(steps, method.sync_every)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -128,6 +145,12 @@ def plan_runs(
             runs.append(finished_run(Path(what)))
             continue
         name, recipe, changes = parse_arm(what)
+        is_file = Path(recipe).is_file() or Path(recipe).suffix == ".toml"
+        require(
+            is_file or Path(recipe).name == recipe,
+            f"{recipe!r} is neither a run folder nor a recipe; adloco runs lists the runs in runs/ "
+            "or in a folder that you name, and adloco recipes the recipes",
+        )
         require(
             all(run.arm != name or run.given for run in runs),
             f"arm {name!r} stands twice; leave one out, or name one as in NAME={what}",

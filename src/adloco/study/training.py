@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ LOGS = "logs"
 POLL_SECONDS = 0.5
 ENDED = ("done", "failed")
 """States in which a job stays."""
+STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+"""Exit codes of a process that was told to end; the last two before it could answer."""
 
 
 @dataclass
@@ -134,7 +137,7 @@ def _look_at(job: Job, logs: Path, *, told_to_end: bool) -> None:
         return
     if job.run.finished:
         job.state, job.part = "done", 1.0
-    elif told_to_end and code == INTERRUPTED:
+    elif told_to_end and code in STOPPED:
         job.state = "waiting"
     else:
         lines = _log(job.run, logs).read_text(errors="replace").strip().splitlines()

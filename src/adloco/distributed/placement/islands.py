@@ -37,6 +37,6 @@ def island_shape(
     else:
         possible = f"at most {most} ranks" + (f", a multiple of {fixed}" if fixed > 1 else "")
     raise ValueError(
-        f"{count} ranks cannot share {num_workers} {'worker' if num_workers == 1 else 'workers'}"
-        f"{sizes}; start {possible}, or ask for more workers"
+        f"{count} rank{'s' * (count != 1)} cannot share {num_workers} "
+        f"worker{'s' * (num_workers != 1)}{sizes}; start {possible}, or ask for more workers"
     )
