@@ -465,7 +465,7 @@ def test_island_shapes(
             1,
             1,
             (2, 2),
-            "1 ranks cannot share 1 worker with .*; start at most 4 ranks, a multiple of 4",
+            "1 rank cannot share 1 worker with .*; start at most 4 ranks, a multiple of 4",
         ),
         (
             3,
