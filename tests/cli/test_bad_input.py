@@ -437,6 +437,8 @@ def test_unknown_command_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     for dash in "\u2013\u2014":  # As word processors write two.
         words = ["train", "diloco", f"{dash}run.tokens", "5"]
         refused(words, "(did you mean --run.tokens?)", capsys)
+        words = ["train", "diloco", f"{dash}run.tokens=5"]
+        refused(words, f"{dash}run.tokens=5 (did you mean --run.tokens?)", capsys)
     refused(["--verson"], "there is no command '--verson' (did you mean '--version'?)", capsys)
     for words in ([], ["help"], ["-h"], ["--help"]):
         assert main(words) == 0

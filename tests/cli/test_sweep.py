@@ -21,7 +21,9 @@ def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixtu
     out = " ".join(capsys.readouterr().out.split())
     assert "lowest validation loss of one seed, which is no claim: sync_every" in out
     # 2,048 tokens are 8 inner steps, so every H from 9 on is the same run.
-    assert "sync_every 9: the budget ends after 8 inner steps, within the first round" in out
+    notice = "sync_every 9: the budget ends after 8 inner steps, within the first round"
+    assert notice in out.partition("lowest validation loss")[0]
+    assert out.count(notice) == 1
     assert "sync_every 4: the budget" not in out
     assert (tmp_path / "study" / "sweep_method.sync_every.png").stat().st_size > 5_000
     assert (tmp_path / "study" / "compare.html").read_text().count('<img class="figure"') == 1

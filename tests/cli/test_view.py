@@ -185,8 +185,8 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
         print_round(plain, run, record, [])
         live.show(record)
     before, *_, after = plain.export_text().splitlines()
-    assert "t3 batch 4 = 1w x 4x1" in before
-    assert "batch 4 (used 8) = 4w x 2x1" in after
+    assert "trainer 3: batch 4 of 1 worker in micro-batches of 4 x 1" in before
+    assert "batch 4 (used 8) of 4 workers in micro-batches of 2 x 1" in after
     drawn = Console(width=140, record=True)
     drawn.print(live.render())
     assert re.search(r" 4 +8 +2 x 1", drawn.export_text())

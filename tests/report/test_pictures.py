@@ -7,9 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from adloco.cli.main import main
-from adloco.metrics import ROUND
+from adloco.metrics import ROUND, TRAINER
 from adloco.report.curves import Chart, Curve, Panel
-from adloco.report.pictures import draw_run
+from adloco.report.pictures import draw_comparison, draw_run
 
 
 def test_each_panel_is_a_picture(small: list[str], tmp_path: Path) -> None:
@@ -52,3 +52,21 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (list(alone.get_xdata()), alone.get_marker(), one.get_marker()) == ([2], "o", "None")
     assert (list(stairs.get_xdata()), list(stairs.get_ydata())) == ([0, 1, 2], [4, 4, 6])
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(("least", "scale"), [(5e5, "linear"), (3e3, "log")])
+def test_curves_that_end_far_apart_are_told_apart(
+    least: float, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, loss = ROUND["bytes_communicated"], TRAINER["train_loss"]
+    curves = [
+        Curve(name=str(end), axes={sent.name: [0, end]}, measures={loss.name: [3.0, 2.0]})
+        for end in (least, 1e6)
+    ]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(
+        "adloco.report.pictures.save_figure", lambda figure, path: drawn.append(figure)
+    )
+    chart = Chart(axes={sent.name: sent}, measures=[loss], curves=curves)
+    draw_comparison(chart, "", tmp_path)
+    assert drawn[0].axes[0].get_xscale() == scale

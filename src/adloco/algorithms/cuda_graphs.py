@@ -125,7 +125,9 @@ class CapturedPasses:
         self._gradients: dict[Tensor, Tensor] = {}
         self._passes: dict[Any, _CapturedPass] = {}
         self._most: float = math.inf
-        """Elements of the largest micro-batch whose capture may not fail."""
+        """Elements up to which a capture is tried: fewer than of one for which memory ran out; 0
+        after another failure.
+        """
 
     @property
     def attached(self) -> bool:
@@ -239,7 +241,7 @@ class CapturedUpdate:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], lane: Lane) -> None:
-        """Update by the inner optimizers of the worker, which `can_capture` accepts."""
+        """optimizers: The worker's inner ones, which `can_capture` accepts."""
         lane.add(self)
         self._optimizers, self._lane = optimizers, lane
         device = self._groups[0]["params"][0].device

@@ -55,7 +55,10 @@ def report_sync(
     model_bytes: int,
     islands: int,
 ) -> SyncReport:
-    """The report of a round's syncs."""
+    """The report of a round's syncs.
+
+    model_bytes: Size of the trainable parameters in the model's own data type.
+    """
     syncs = [row.sync for row in done.values()]
     payload = sum(sync.num_bytes for sync in syncs)
     plain = model_bytes * sum(trainer.workers for trainer in trainers if trainer.workers > 1)
@@ -118,6 +121,7 @@ def report_trainer(
         requested_batch: Its requested batch in this round.
         tasks: The tasks of its workers.
         done: Their numbers of the round, in the same order.
+        base_rate: Their learning rate at a factor of 1.
         distance: Of its global parameters from the mean of all trainers', relative to the mean.
     """
     first, estimate = tasks[0], trainer.controller.estimate

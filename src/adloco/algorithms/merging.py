@@ -178,7 +178,9 @@ class _AppliedFates:
         weights: Mapping[int, float],
         wire: WireFormat | None,
     ) -> None:
-        """Set the survivor's tensors to the weighted mean of each trainer's, by its id."""
+        """Set the survivor's tensors to the weighted mean of each trainer's, by its id, which cross
+        in this wire format; None: uncompressed.
+        """
         means = self._mean([entries[home.id] for home in self._here.values()], weights, wire)
         if self._here:
             copy_all(means, entries[self._survivor.id])
@@ -197,7 +199,10 @@ class _AppliedFates:
             ValueError: Some are whole numbers or bools, but for a count.
         """
         require(
-            all(each.is_floating_point() or each.numel() == 1 for each in chain(*per_worker)),
+            all(
+                each.is_floating_point() or each.is_complex() or each.numel() == 1
+                for each in chain(*per_worker)
+            ),
             "an optimizer has whole numbers in its state, as those of 8 bits have, whose mean says "
             "nothing; set merge.inner_state keep or reset, merge.outer_momentum survivor or reset",
         )

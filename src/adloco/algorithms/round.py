@@ -107,7 +107,9 @@ class Round:
                 lambda worker: worker.advance(tasks[worker.id], until, halted),
                 workers,
                 on_failure=halted.set,
-                together=all(worker.captures(tasks[worker.id], shared=True) for worker in workers),
+                together=all(
+                    worker.captures(tasks[worker.id].plan, shared=True) for worker in workers
+                ),
                 # While a thread compiles a model, none can call one that is compiled.
                 apart=any(worker.engine.compiles for worker in workers),
             )

@@ -140,13 +140,13 @@ class Worker:
         """Inner steps that it has taken in the round."""
         return len(self.round.losses) + len(self._unread)
 
-    def captures(self, task: RoundTask, *, shared: bool = False) -> bool:
-        """True if the passes of a round can be captured.
+    def captures(self, plan: BatchPlan, *, shared: bool = False) -> bool:
+        """True if all passes of a step can be captured.
 
         shared: True to ask whether they are also so small that those of several workers are
             computed at once.
         """
-        elements = task.plan.micro_batch * (self._settings.problem.tokens_per_sample + 1)
+        elements = plan.micro_batch * (self._settings.problem.tokens_per_sample + 1)
         return self._passes is not None and self._passes.fit(elements, shared=shared)
 
     def advance(self, task: RoundTask, until: int, halted: Event) -> None:
@@ -161,7 +161,7 @@ class Worker:
         """
         if self.inner_step == until:
             return
-        self._captures = self.captures(task)
+        self._captures = self.captures(task.plan)
         if not self._captures:  # Others of the lane may still be small enough.
             for captured in (self._passes, self._captured_update):
                 if captured:
@@ -321,7 +321,8 @@ class Worker:
             share = samples / plan.worker_batch
             compute = partial(self._pass, offset)
             with self.engine.reducing(last=index == len(own) - 1):
-                if capture and self._captures and self._passes:
+                # Asked each time: if memory ran out in a capture, smaller passes take none either.
+                if capture and self._captures and self._passes and self.captures(plan):
                     loss = self._passes.run(compute, batch, share, self.engine.sums)
                 else:
                     loss = compute(to_device(batch, self._settings.device), share)

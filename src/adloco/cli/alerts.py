@@ -68,8 +68,9 @@ class Alerts:
     def tell(self, event: Event, text: str, *, anyone: bool = False) -> None:
         """Begin a call.
 
-        text: A sentence about the event.
-        anyone: False if rank 0 alone tells it.
+        Args:
+            text: A sentence about the event.
+            anyone: False if rank 0 alone tells it.
         """
         if not self._tells:
             return

@@ -165,7 +165,9 @@ class StudyCommand(SettingsCommand):
     link: list[str] = argument([], "BANDWIDTH,LATENCY", again=True)
     """Model the time on a link, for instance 100mbit,20ms; may be given again."""
     force: bool = argument(False)
-    """Compare runs with unequal data, model or budget, and mark it everywhere."""
+    """Compare runs with unequal data, model or budget, and mark it everywhere; train budgets that
+    end within the first round.
+    """
 
 
 @dataclass(kw_only=True)

@@ -179,11 +179,10 @@ def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
     # The dashes, which all have, would make any two options similar; word processors make longer
     # ones of two.
     option, is_setting, _ = word.partition("=")
-    if takes_settings and is_setting and "." in option and not option.startswith("-"):
-        return f" (did you mean --{word}?)"
     option = option.lstrip("-\u2013\u2014")
     if word.startswith(option):
-        return ""
+        dotted = takes_settings and is_setting and "." in option
+        return f" (did you mean --{word}?)" if dotted else ""
     options = re.findall(r"--([\w.-]+)", command.format_usage())
     near = difflib.get_close_matches(option, options, n=1)
     meant = [f"--{name}" for name in near]

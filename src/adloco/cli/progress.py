@@ -22,15 +22,15 @@ class Advance(Protocol):
             total: Units of all work; None if not known.
             numbers: What to show beside the bar, and in a line instead of the part that is done.
         """
-        ...
 
 
 @contextmanager
 def shown_progress(console: Console, what: str, done: int = 0) -> Iterator[Advance]:
     """Show a bar on a terminal, which goes away at the end, or a line every SECONDS_PER_LINE.
 
-    what: What is done; a line begins with it.
-    done: Units of work that were done before.
+    Args:
+        what: What is done; a line begins with it.
+        done: Units of work that were done before.
     """
     columns = (
         TextColumn("{task.description}"),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from adloco.config.recipe_text import named_settings
 from adloco.metrics import ROUND, TRAINER, Metric, Record, change_text, validation
 from adloco.options import options
+from adloco.report.readable import counted
 from adloco.run.starts import Start, failure_cost
 from adloco.run.training_run import TrainingRun
 
@@ -12,12 +13,14 @@ from adloco.run.training_run import TrainingRun
 def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
     """A round in one line.
 
-    wire: The value of `wire.format`, which encodes the pseudo-gradients.
-    measures: What the task measures in an evaluation, the loss first.
+    Args:
+        wire: The value of `wire.format`, which encodes the pseudo-gradients.
+        measures: What the task measures in an evaluation, the loss first.
     """
     trainers = " | ".join(
-        f"t{row['trainer']} batch {batch_text(row)} = {row['workers']}w x "
-        f"{row['micro_batch']}x{row['accumulation_steps']}{rounded_text(row)}"
+        f"trainer {row['trainer']}: batch {batch_text(row)} of {counted(row['workers'], 'worker')}"
+        f" in micro-batches of {row['micro_batch']} x {row['accumulation_steps']}"
+        f"{rounded_text(row)}"
         for row in record["trainers"]
     )
     loss = "" if record["val_loss"] is None else f" val {measured_text(record, measures)}"

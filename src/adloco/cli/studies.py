@@ -72,10 +72,9 @@ def run_study(
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
     _require_equal(inequalities(runs, varied), force=arguments.force)
-    missing = {run.arm: run.short for run in runs if not run.finished}
-    short = {arm: notice for arm, notice in missing.items() if notice}
+    short = {run.arm: run.short for run in runs if not run.finished and run.short}
     require(
-        arguments.force or not short or len(short) < len(missing),
+        arguments.force or len(short) < len({run.arm for run in runs}),
         f"{next(iter(short.values()), '')}; or give --force to train all the same",
     )
     for arm, notice in short.items():
@@ -114,6 +113,8 @@ def run_study(
             soft_wrap=True,
         )
     for notice, arms in _notices(runs).items():
+        if notice in short.values():  # Said before.
+            continue
         console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)
     return _fail(f"{len(failed)} {failure}") if failed else 0

@@ -68,8 +68,9 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
     """A file of a dataset, or one of its parts if these are not files.
 
-    stream: What `datasets` reads it with.
-    name: Its name, for messages.
+    Args:
+        stream: What `datasets` reads it with.
+        name: Its name, for messages.
     """
 
     def read(columns: Columns, start: int) -> Numbered:

@@ -26,8 +26,9 @@ TEXTS_AT_ONCE = 64
 class LabelledSource:
     """Batches of labelled texts, by stream and position.
 
-    pad: Token id that fills shorter texts.
-    numbers: (stream, position, count) -> the numbers of the texts there.
+    Args:
+        pad: Token id that fills shorter texts.
+        numbers: (stream, position, count) -> the numbers of the texts there.
     """
 
     def __init__(

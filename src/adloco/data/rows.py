@@ -210,8 +210,9 @@ def half_pair(text: str) -> BadRow | None:
 def left_out(counts: Mapping[str, int], rows: int) -> str:
     """A sentence that counts the rows left out, by reason; empty if there are none.
 
-    counts: Reason -> number of rows left out.
-    rows: Number of rows that were read, including those left out.
+    Args:
+        counts: Reason -> number of rows left out.
+        rows: Number of rows that were read, including those left out.
     """
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
     return (

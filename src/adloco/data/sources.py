@@ -24,8 +24,9 @@ HOLD_OUT_MORE = (
 def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:
     """Raise ValueError if there are too few tokens for one window.
 
-    use: A verb for the message, as in "train".
-    advice: What to do besides giving more text.
+    Args:
+        use: A verb for the message, as in "train".
+        advice: What to do besides giving more text.
     """
     # Each predicted token has one before it, so a window takes one token more.
     least = data.context_tokens + 1

@@ -40,13 +40,11 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens around it."""
-        ...
 
     def pieces(self, text: str) -> Iterator[str]:
         """Pieces of a long text whose ids, one after another, are those of the text; the text
         itself if the tokenizer's rules do not say where it can be divided.
         """
-        ...
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """The ids of each text as a sample of its own, with the special tokens a model expects.
@@ -55,15 +53,12 @@ class Tokenizer(Protocol):
             texts: One text per sample.
             max_tokens: Most ids of a sample, special tokens included; longer texts are cut.
         """
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids."""
-        ...
 
     def id_bytes(self) -> NDArray[np.float64]:
         """UTF-8 bytes of the text that each id stands for, [vocab_size]; nan if not known."""
-        ...
 
     def to_transformers(self, *, whole: bool) -> Any:
         """A tokenizer of transformers with the same ids.
@@ -71,15 +66,12 @@ class Tokenizer(Protocol):
         Args:
             whole: True to encode as `encode_whole` does, False to encode as `encode` does.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Write what `load_tokenizer` needs into an existing folder."""
-        ...
 
     def fingerprint(self) -> str:
         """A text that is equal for tokenizers that encode and end texts alike."""
-        ...
 
 
 def make_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:

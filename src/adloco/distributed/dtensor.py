@@ -116,7 +116,7 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype, *, device: Device = None) -> 
 def copied(tensor: Tensor, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
     """Copy a tensor, with its shards; row by row in memory, however the tensor lies in it.
 
-    device: Place of the copy: host memory, or the tensor's own device; None: its own.
+    device, dtype: Those of the copy; None: the tensor's own.
     """
     shard = local(tensor).detach()
     copy = shard.to(device=device or shard.device, dtype=dtype or shard.dtype, copy=True)

@@ -57,7 +57,7 @@ def start_ranks(
     environment: Mapping[str, str] | None = None,
     unheard: Callable[[int], None] | None = None,
 ) -> int:
-    """Start ranks that recover, or that have others elsewhere, as the plain `start_ranks` does.
+    """Start ranks that recover, or that have others elsewhere, as `local_ranks.start_ranks` does.
 
     Args:
         recovery: Says what happens after a rank has failed, if the others recover; None: all are
@@ -68,7 +68,7 @@ def start_ranks(
             not answer, after its ranks have ended; it must end this process.
 
     Returns:
-        As the plain `start_ranks`. Ranks without which the others continued do not count.
+        As `local_ranks.start_ranks`. Ranks without which the others continued do not count.
 
     Raises:
         RankFailureError: The launchers of other machines did not come.

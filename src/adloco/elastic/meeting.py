@@ -239,8 +239,9 @@ def choose(
 def _asking(store: Any, number: int, failed: Collection[int]) -> list[int]:
     """Ids of the processes that have asked to join, live, and are not in a quorum.
 
-    number: The newest quorum.
-    failed: Processes that have failed since then.
+    Args:
+        number: The newest quorum.
+        failed: Processes that have failed since then.
     """
     asked = [int(store.get(f"asks-{turn + 1}")) for turn in range(store.add("asked", 0))]
     members = read_decision(store, number).members if number else []

@@ -209,7 +209,7 @@ class Heartbeats:
     """The heartbeats of all ranks in a store."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int, silent_seconds: float) -> None:
-        """A rank has failed that is silent for silent_seconds."""
+        """silent_seconds: A rank that is silent for so long has failed."""
         self._store = store
         self._rank = rank
         self._others = [other for other in range(num_ranks) if other != rank]

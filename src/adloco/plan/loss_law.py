@@ -31,9 +31,7 @@ LARGEST = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class LossLaw:
-    """The constants of the law. A method that was not measured is a ValueError; `method`, `batch`
-    and `sync_every` are those of a `LossPoint`.
-    """
+    """The constants of the law. `method`, `batch` and `sync_every` are those of a `LossPoint`."""
 
     irreducible: float
     """L_inf."""
@@ -71,7 +69,9 @@ class LossLaw:
         return math.exp(logarithm) if logarithm < LARGEST else math.inf
 
     def cost(self, method: str, batch: Batch, sync_every: float = 1) -> float:
-        """Tokens for each token of the first method in tiny batches at H = 1."""
+        """Tokens for each token of the first method in tiny batches at H = 1; ValueError if the
+        method was not measured.
+        """
         require(
             method in self.methods,
             f"no short run has the method {method!r}; measured were "

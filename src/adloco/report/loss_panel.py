@@ -15,8 +15,9 @@ def loss_panel(
 ) -> Panel:
     """The measures and the training loss, to be looked at closely.
 
-    declared: What the task measures in an evaluation, the loss first.
-    steps: Training losses of the inner steps, from `step_losses`.
+    Args:
+        declared: What the task measures in an evaluation, the loss first.
+        steps: Training losses of the inner steps, from `step_losses`.
     """
     measures = [replace(validation(measure), label=measure.label) for measure in declared]
     axes, numbers = _axes(records)

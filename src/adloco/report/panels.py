@@ -68,7 +68,8 @@ CAPTIONS = {
         "Syncs",
         "Healthy: the cosine is positive, about 0.1 to 0.2 with a few samples a worker and up to "
         "0.7 with many; near 0 the changes of the workers cancel. What the wire format loses "
-        "stays level, and training waits for only a small part of the time.",
+        "stays below 100% (with wire.feedback it is sent later), and training waits for only a "
+        "small part of the time.",
     ),
     "memory": (
         "Memory by phase of a round",

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,8 +49,16 @@ def draw_comparison(chart: Chart, statement: str, folder: Path) -> None:
     """Write a picture for each measure, against every axis."""
     for metric in chart.measures:
         path = folder / f"compare_{metric.name.removeprefix('val_')}.png"
-        shown = [(chart, axis, metric) for axis in chart.axes]
+        shown = [
+            (replace(chart, log_x=_far_apart(chart, axis)), axis, metric) for axis in chart.axes
+        ]
         draw(shown, f"{metric.label}\n{statement}", path, same_y=True)
+
+
+def _far_apart(chart: Chart, axis: str) -> bool:
+    """True if some curves end at so small an x that others would leave them no width."""
+    ends = [curve.axes[axis][-1] for curve in chart.curves if curve.axes.get(axis)]
+    return bool(ends) and max(ends) > 100 * min(ends) > 0
 
 
 def draw(shown: Shown, title: str, path: Path, *, same_y: bool = False) -> None:

@@ -19,8 +19,9 @@ def draw_sweep(
 ) -> list[Path]:
     """Write the pictures and return their paths.
 
-    axes: Axis -> values.
-    points: Arm -> its point of the grid.
+    Args:
+        axes: Axis -> values.
+        points: Arm -> its point of the grid.
     """
     means = {arm: comparison.spread(comparison.finals[0], arm).mean for arm in comparison.arms}
     # A value whose runs failed is a gap in its line.

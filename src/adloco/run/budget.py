@@ -130,8 +130,9 @@ class Budget:
         which keeps its length; or, between rounds, where the run stands, because it has no final
         evaluation.
 
-        size: The next round, or the one in progress.
-        before: The limits so far, by name; 0 means no limit.
+        Args:
+            size: The next round, or the one in progress.
+            before: The limits so far, by name; 0 means no limit.
         """
         done, end = self._done(state, state.samples, 0), self._after(state, size)
         for name, limit in self.limits.items():
@@ -186,8 +187,9 @@ def spent_after(record: Record) -> dict[str, int]:
 def part_used(limits: Mapping[str, int], record: Record) -> float:
     """The part of a budget that is used after a round, from 0 to 1; 0 without limits.
 
-    limits: By name; 0 means no limit.
-    record: As in `spent_after`.
+    Args:
+        limits: By name; 0 means no limit.
+        record: As in `spent_after`.
     """
     done = spent_after(record)
     return min(1.0, max((done[name] / limit for name, limit in limits.items() if limit), default=0))

@@ -83,8 +83,9 @@ def use_per_token(
 ) -> float | None:
     """The share of all devices' peak that a token in each second takes; None if not known.
 
-    device: One of the devices, which are alike.
-    devices: Their number.
+    Args:
+        device: One of the devices, which are alike.
+        devices: Their number.
     """
     flops, peak = flops_per_token(model, context), peak_flops(device)
     return None if flops is None or peak is None else flops / (devices * peak)

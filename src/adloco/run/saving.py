@@ -244,23 +244,20 @@ class Copies(Protocol):
 
         every: Rounds from one copy to the next; 0: none are made.
         """
-        ...
 
     @property
     def made(self) -> bool:
         """True if this run makes copies."""
-        ...
 
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
         """True if copies are to be made after a round.
 
-        saves: True if a checkpoint is written after it.
-        last: True if it is the run's last.
+        Args:
+            saves: True if a checkpoint is written after it.
+            last: True if it is the run's last.
         """
-        ...
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
         """Keep the parts that this process would write into the checkpoint of this name, and
         exchange copies with others; return the bytes that all have sent. Called on all ranks.
         """
-        ...

@@ -179,8 +179,9 @@ def start_after(
 ) -> Start:
     """A start or stop, with what was lost since the line before it.
 
-    at, reached: As in `Starts.add`.
-    now: Seconds since 1970.
+    Args:
+        at, reached: As in `Starts.add`.
+        now: Seconds since 1970.
     """
     here = Start(kind=kind, time=round(now, 3), **asdict(at))
     if kind not in ("resume", "regroup", "rewind"):

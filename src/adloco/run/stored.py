@@ -108,8 +108,9 @@ def recovered_run(
 ) -> tuple[StoredRun, Recovered]:
     """The run in a folder at its newest good checkpoint, with its parts. Called on all ranks.
 
-    recipe: From `resumed_recipe`.
-    copies: As in `load_newest_good`.
+    Args:
+        recipe: From `resumed_recipe`.
+        copies: As in `load_newest_good`.
 
     Raises:
         ValueError: A file of the run was changed or is damaged, or no checkpoint is good.
@@ -129,8 +130,9 @@ def recovered_run(
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
     """The run in a folder at a checkpoint.
 
-    recipe: From `resumed_recipe`.
-    state: The checkpoint's part `run`.
+    Args:
+        recipe: From `resumed_recipe`.
+        state: The checkpoint's part `run`.
 
     Raises:
         ValueError: The recipe was changed, or a file of the run.

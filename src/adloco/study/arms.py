@@ -145,6 +145,10 @@ def plan_runs(
             runs.append(finished_run(Path(what)))
             continue
         name, recipe, changes = parse_arm(what)
+        require(
+            recipe in shipped_recipes() or not Path(recipe).is_dir(),
+            f"{recipe!r} is a folder; give the folder of a run alone, without NAME= or settings",
+        )
         is_file = Path(recipe).is_file() or Path(recipe).suffix == ".toml"
         require(
             is_file or Path(recipe).name == recipe,

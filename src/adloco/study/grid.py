@@ -35,8 +35,9 @@ def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]
 def sweep_points(axes: Mapping[str, Sequence[str]], samples: int) -> list[Flags]:
     """The points of the grid, in order.
 
-    axes: Axis -> values.
-    samples: Points to draw from the grid without repetition, always the same ones; 0: all.
+    Args:
+        axes: Axis -> values.
+        samples: Points to draw from the grid without repetition, always the same ones; 0: all.
     """
     require(samples >= 0, f"--samples must be >= 0, got {samples}")
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

@@ -55,8 +55,8 @@ class Difference:
 def paired_difference(
     first: str, second: str, values: Mapping[str, Mapping[int, float]]
 ) -> Difference | None:
-    """First - second arm, paired by seed, with the interval of Student's t; None if the arms share
-    no seed.
+    """The first arm minus the second, paired by seed, with the interval of Student's t; None if the
+    arms share no seed.
 
     values: Arm -> seed -> number.
     """

@@ -45,25 +45,20 @@ class Task(Protocol):
     @property
     def corpus(self) -> str:
         """A fingerprint of the text; for a stream, of the text read so far."""
-        ...
 
     def matches_fingerprint(self, corpus: str) -> bool:
         """True if the text has this fingerprint, or if it is a stream whose beginning has it."""
-        ...
 
     def rows_read(self) -> int | None:
         """Rows of a stream read so far; None if all rows are read before training."""
-        ...
 
     def skipped(self) -> str:
         """A sentence about rows that were left out so far, and what else is amiss in the texts;
         empty if nothing is.
         """
-        ...
 
     def configure(self, config: Any) -> Any:
         """Complete a transformers configuration for this task; ValueError if it does not fit."""
-        ...
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
         """Samples to train on.
@@ -76,29 +71,24 @@ class Task(Protocol):
         Raises:
             ValueError: There are fewer samples than `least` or than streams.
         """
-        ...
 
     def num_train_samples(self, at_least: int) -> int:
         """Number of samples to train on; `sys.maxsize` if it is not known.
 
         at_least: For a stream, samples to fetch; the number is then of those so far.
         """
-        ...
 
     def largest_source(self) -> Source:
         """Samples of the greatest length in the data, to measure memory with."""
-        ...
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         """Mean loss over the samples of a batch; padding does not count."""
-        ...
 
     def validate_model(self, model: Any, device: torch.device) -> str:
         """One sentence that says why this model cannot be trained for the task; empty if it can.
 
         It must call the model equally often on every rank.
         """
-        ...
 
     def measure(
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
@@ -117,7 +107,6 @@ class Task(Protocol):
             Sums over the part, and last the count of its tokens or texts. The sums of all parts
             over the count of all parts are the means for `TaskSettings.measured`.
         """
-        ...
 
 
 class TaskSettings(Protocol):
@@ -145,11 +134,9 @@ class TaskSettings(Protocol):
         """Each measure by name, from the means of what `Task.measure` adds up; a measure that is
         not known is left out.
         """
-        ...
 
     def open(self, given: TaskData) -> Task:
         """Open the task with its data; ValueError if that cannot be read or used for it."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,9 @@ class Comm:
     ) -> list[Tensor]:
         """The weighted mean of all workers' entries, the same bits on all islands.
 
-        weights: One number for each local worker; over the whole set they add up to 1.
+        Args:
+            weights: One number for each local worker; over the whole set they add up to 1.
+            wire: The wire format; None: uncompressed.
 
         Returns:
             One tensor for each tensor of a worker, float32 or more precise. Empty on ranks without

@@ -218,7 +218,7 @@ def _check_shardable(model: nn.Module) -> None:
         {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     )
     require(
-        len(types) == 1,
+        len(types) <= 1,
         f"shards need parameters of one data type, got {' and '.join(types)}; convert the model, "
         f"or {advice}",
     )

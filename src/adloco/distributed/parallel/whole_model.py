@@ -66,7 +66,8 @@ class WholeModel(Engine):
             return
         self._reduced = 0
         yield
-        # DDP would leave buckets without one different on each replica, and raise a step later.
+        # DDP would leave the buckets of such a parameter different on each replica, and raise a
+        # step later.
         require(
             self._reduced >= sum(parameter.numel() for parameter in self._parameters),
             "some parameters got no gradient, which replicas cannot add up; freeze them "

@@ -42,6 +42,11 @@ class Gradients(TrainerCommand):
         path = write_gradients(trained.stored.folder, content)
         console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
         console.print(_table(content))
+        if any(part["noise_scale"] is None for part in (content["total"], *content["layers"])):
+            console.print(
+                "-: so few --samples do not tell |G|² from zero; it may be negative then",
+                soft_wrap=True,
+            )
         console.print(
             f"{content['samples']:,} samples in {content['num_batches']:,} batches of at most "
             f"{content['batch']:,}, loss {content['loss']:.4f}",

@@ -9,7 +9,8 @@ from adloco.report.table import Table, table_by
 
 NOTE = (
     "S is the variance of single samples' gradients and |G|² the squared norm of the true "
-    "gradient, both estimated without bias from the gradients of batches of these samples."
+    "gradient, both estimated without bias from the gradients of batches of these samples; with "
+    "too few samples to tell |G|² from zero it may be negative, and there is no noise scale."
 )
 
 
