@@ -4,6 +4,7 @@ S and |G|^2.
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,14 @@ def test_norms_that_are_not_finite_tell_nothing(norm_sq: float) -> None:
     """Python's max(0.0, nan) is 0: no noise at all, for which one sample would be enough."""
     assert estimate(group_moments([2, 2], [3.0, norm_sq], 1.0)) is None
     assert estimate(group_moments([2, 2], [3.0, 1.0], norm_sq)) is None
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_moments_that_are_not_finite_are_no_estimate(number: float) -> None:
+    """As a measurement of one's own may give them; they would count as a variance of zero."""
+    fine = group_moments([2, 2], [4.0, 6.0], 1.0)
+    for name in ("scatter", "norm_sq", "weight", "dof"):
+        assert estimate(replace(fine, **{name: number})) is None
 
 
 def test_pooling_two_workers_by_hand() -> None:

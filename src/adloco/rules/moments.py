@@ -132,11 +132,12 @@ class GradientEstimate:
 
 
 def estimate(moments: Moments) -> GradientEstimate | None:
-    """Estimates of S, |G|^2 and Var<g_i, G> from summed moments; None if dof is zero.
+    """Estimates of S, |G|^2 and Var<g_i, G> from summed moments; None if dof is zero, or a moment
+    not finite, as a measurement of one's own may give them.
 
     Zero dof means that no worker had two groups to compare.
     """
-    if moments.dof == 0:
+    if moments.dof == 0 or not all(map(math.isfinite, astuple(moments))):
         return None
     grad_variance = moments.scatter / moments.dof
     norm_sq = moments.norm_sq / moments.weight
