@@ -1,6 +1,7 @@
 """`adloco sweep`, `adloco ablate` and `adloco runs` on small runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "sync_every 4: the budget" not in out
     assert (tmp_path / "study" / "sweep_method.sync_every.png").stat().st_size > 5_000
     assert (tmp_path / "study" / "compare.html").read_text().count('<img class="figure"') == 1
+    (short,) = (
+        recipe.parent
+        for recipe in (tmp_path / "study").glob("runs/*/recipe.toml")
+        if "sync_every = 9\n" in recipe.read_text()
+    )
+    shutil.rmtree(short)  # As if it had been interrupted: the same command continues.
+    assert main(["sweep", "diloco", *common, "--method.sync_every", "4", "9"]) == 0
 
 
 @pytest.mark.usefixtures("warm_python")

@@ -54,6 +54,7 @@ def test_bad_arms(tmp_path: Path) -> None:
         (["diloco", "diloco"], "arm 'diloco' stands twice"),
         (["diloko"], "did you mean 'diloco'"),
         ([str(tmp_path)], "is neither a recipe nor a run folder"),
+        ([f"mine={tmp_path}"], "is a folder; give the folder of a run alone, without NAME="),
         (["diloco", "runs/mistyped"], "'runs/mistyped' is neither a run folder nor a recipe"),
     ]:
         with pytest.raises(ValueError, match=message):

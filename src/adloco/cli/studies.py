@@ -72,7 +72,7 @@ def run_study(
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
     _require_equal(inequalities(runs, varied), force=arguments.force)
-    short = {run.arm: run.short for run in runs if not run.finished and run.short}
+    short = {run.arm: run.too_short for run in runs if not run.finished and run.too_short}
     require(
         arguments.force or len(short) < len({run.arm for run in runs}),
         f"{next(iter(short.values()), '')}; or give --force to train all the same",

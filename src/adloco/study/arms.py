@@ -50,7 +50,7 @@ class StudyRun:
         return (self.folder / SUMMARY).is_file()
 
     @property
-    def short(self) -> str:
+    def too_short(self) -> str:
         """A notice that the budget ends before anything but inner steps has happened; empty if it
         does not, or if only a run can tell.
         """
