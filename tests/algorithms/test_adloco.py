@@ -578,6 +578,21 @@ def test_frozen_parameters_stay_and_send_nothing() -> None:
     assert all(worker.model.bias.equal(linear().bias) for worker in run.workers.values())  # type: ignore[union-attr, operator]
 
 
+def test_parameters_that_are_unfrozen_later_are_refused_because_nothing_would_train_them() -> None:
+    def build() -> nn.Module:
+        model = linear()
+        model.bias.requires_grad_(False)
+        return model
+
+    run = make_run(
+        build_model=build, inner=lambda model: [torch.optim.SGD([model.weight], lr=0.05)]
+    )
+    run.round()
+    run.workers[0].model.bias.requires_grad_()  # type: ignore[union-attr, operator]
+    with pytest.raises(ValueError, match="1 parameters of worker 0 require gradients now and did"):
+        run.round()
+
+
 def test_float_buffers_are_averaged_like_parameters() -> None:
     class Norm(nn.Module):
         def __init__(self) -> None:

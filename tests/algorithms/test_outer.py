@@ -261,6 +261,9 @@ def test_refusal() -> None:
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[4])
     with pytest.raises(ValueError, match="samples must not be 0 on every worker"):
         DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=[0, 0])
+    for samples in ([float("inf"), 1], [-1, 3], [float("nan"), 1]):
+        with pytest.raises(ValueError, match="samples must be numbers of samples, >= 0 and finite"):
+            DiLoCo([linear(), linear()], outer=None, sync_every=1).step(samples=samples)
     counted = DiLoCo([linear(), linear()], outer=None, sync_every=2)
     counted.step()
     with pytest.raises(ValueError, match="at every step or never, .* inner step 2 has some"):
@@ -313,6 +316,19 @@ def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
     alone = DiLoCo(linear(), outer=None, sync_every=2)  # A rank that has fewer workers.
     alone.load_state_dict(equal)
     assert [alone.step(), alone.step()] == [False, True]
+
+
+def test_a_state_of_another_model_is_refused_although_its_tensors_could_be_repeated() -> None:
+    """torch would take momentum of one row for 16, whose next step reads beyond its memory."""
+    saved = DiLoCo(nn.Linear(8, 1), sync_every=1)
+    saved.step()
+    wider = DiLoCo(nn.Linear(8, 16), sync_every=1)
+    before = [parameter.detach().clone() for parameter in wider.models[0].parameters()]
+    with pytest.raises(ValueError, match="that of a model with other trainable parameters or"):
+        wider.load_state_dict(saved.state_dict())
+    wider.step()
+    for own, was in zip(wider.models[0].parameters(), before, strict=True):
+        torch.testing.assert_close(own, was)
 
 
 def test_a_state_that_was_not_copied_changes_nothing() -> None:

@@ -132,6 +132,10 @@ class DiLoCo:
             f"samples must have one number for each of {len(self.models)} models, "
             f"got {len(counts)}",
         )
+        require(
+            all(0 <= count < math.inf for count in counts),
+            f"samples must be numbers of samples, >= 0 and finite, got {list(counts)}",
+        )
         given = samples is not None
         require(
             given == self._counted or self._inner_steps == 0,

@@ -246,6 +246,12 @@ class OuterSync:
             f"error feedback was {before!r} when the state was saved and is {now!r} here; give the "
             "same wire format and feedback",
         )
+        saved = [*state["params"], *state["buffers"]]
+        require(  # A copy would repeat a smaller tensor, and torch take its momentum as it is.
+            [each.shape for each in saved] == [each.shape for each in self.parameters()],
+            "the state is that of a model with other trainable parameters or averaged buffers; "
+            "load it with the model that it was saved with",
+        )
         copy_all(state["params"], self.global_params)
         copy_all(state["buffers"], self.buffers)
         if self.optimizer:

@@ -38,7 +38,7 @@ from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.device import autocast, on_stream, read_later, require_samples, to_device
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
-from adloco.distributed.parallel.gradient_norms import clip
+from adloco.distributed.parallel.gradient_norms import clip, trainable
 from adloco.errors import NonFiniteLossError, require
 from adloco.rules.switch import BatchPlan
 
@@ -184,6 +184,13 @@ class Worker:
         if 1 < task.inner_steps == self.inner_step == not_finite:
             place = task.place(self.id, self.inner_step)
             raise NonFiniteLossError(f"no step of the round was finite until {place}; {ADVICE}")
+        added = {*trainable(self.model)} - {*self.replica.params}
+        require(
+            not added,
+            f"{len(added)} parameters of worker {self.id} require gradients now and did not when "
+            "the run began, or were replaced, so they would never be trained; let build_model "
+            "unfreeze what is to be trained",
+        )
         # Neither a sync nor a checkpoint may take what is not finite.
         try:
             self.replica.require_finite(

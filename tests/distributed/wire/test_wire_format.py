@@ -393,6 +393,19 @@ def test_formats_do_what_the_protocol_says(wire: WireFormat) -> None:
     check_format(wire)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("wire", FORMATS, ids=str)
+def test_formats_do_it_whatever_type_a_script_gives_new_tensors(
+    wire: WireFormat, dtype: torch.dtype
+) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        check_format(wire)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

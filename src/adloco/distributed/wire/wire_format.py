@@ -60,7 +60,8 @@ class WireFormat(Protocol):
 def check_format(wire: WireFormat, device: torch.device | str = "cpu") -> None:
     """Raise ValueError unless a format does with two blocks on a device what the protocol says."""
     name = f"the wire format {type(wire).__name__} does not fit: "
-    values = torch.linspace(-1, 3, 2 * wire.block, device=device).view(2, wire.block)
+    values = torch.linspace(-1, 3, 2 * wire.block, dtype=torch.float32, device=device)
+    values = values.view(2, wire.block)
     given, shape = values.clone(), (2, wire.block_bytes)
     encoded = wire.encode(given)
     require(
