@@ -23,6 +23,7 @@ from adloco.cli.main import main
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.sections import Recipe
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.distributed.testing import run_on_ranks
 from adloco.elastic import regroup
@@ -356,14 +357,20 @@ def dropping(
     method = {"workers_per_trainer": 4}
     recipe = build_recipe({"method": method, "run": {"on_rank_failure": "drop"}})
     part = regroup.Regrouping(recipe, Quorum(members=(0, 1, 2, 3), process=3), None)
-    run: Any = SimpleNamespace(
+    part.opened(after_rounds(recipe, 0, shards))
+    return part
+
+
+def after_rounds(recipe: Recipe, rounds: int, shards: int = 1) -> Any:
+    """What a rank's part looks at in a run of four ranks."""
+    return SimpleNamespace(
         folder=Path("run"),
         recipe=recipe,
-        placement=SimpleNamespace(shards=shards, ranks_per_worker=shards),
+        placement=SimpleNamespace(shards=shards, ranks_per_worker=shards, num_ranks=4),
         saving=SimpleNamespace(wait=lambda: None),
+        algorithm=SimpleNamespace(state=SimpleNamespace(rounds_done=rounds)),
+        notices=[],
     )
-    part.opened(run)
-    return part
 
 
 @pytest.mark.parametrize(
@@ -382,6 +389,28 @@ def test_workers_go_with_ranks_that_trained_them(
         assert part.meet()
         found.append(dict(part.given())["method.dropped"])
     assert found == dropped
+
+
+def test_ranks_that_all_live_and_fail_each_time_do_not_meet_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For instance where two of them do not reach each other, or a loss raises an error that looks
+    like one of a connection. A round that is trained again is no new one.
+    """
+    everybody = (0, 1, 2, 3)
+    part = dropping(monkeypatch, *[everybody] * 3, *[(0, 1, 3)] * 6)
+    part.recovers, recipe = True, build_recipe({"method": {"workers_per_trainer": 4}})
+
+    def fails_after(rounds: int) -> bool:
+        part.opened(after_rounds(recipe, rounds))
+        assert part.failed(RankFailureError("rank 1 lost the connection"))
+        return part.meet()
+
+    assert all(fails_after(rounds) for rounds in (2, 2, 2))
+    assert fails_after(2), "a rank has failed, so the others may train now"
+    assert all(fails_after(rounds) for rounds in (2, 3, 2, 3))
+    with pytest.raises(RankFailureError, match=r"lost the connection; all ranks live, and this ha"):
+        fails_after(3)
 
 
 def test_no_rank_continues_if_each_island_has_lost_a_worker(

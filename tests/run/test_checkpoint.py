@@ -113,7 +113,7 @@ def test_a_part_is_there_whole_or_not_at_all(
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="which a state cannot hold"):
+    with pytest.raises(ValueError, match="which a checkpoint cannot hold"):
         write_part(tmp_path, "a", {"bad": object()})
     assert not list(tmp_path.iterdir())
 

@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from adloco.errors import require
 from adloco.late import torch
 
 
 def split_state(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The state as plain values with paths in place of its tensors, and the tensors by path."""
+    """The state as plain values with paths in place of its tensors, and the tensors by path.
+
+    Raises:
+        ValueError: Something else is in it.
+    """
     tensors: dict[str, torch.Tensor] = {}
     return _split(state, "", tensors), tensors
 
@@ -35,22 +40,33 @@ def join_state(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def _split(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
+        while path in tensors:  # The keys 1 and "1", or "a.b" beside a "b" in "a", have one path.
+            path += "'"
         tensors[path] = value
         return {"tensor": path}
     if isinstance(value, Mapping):
         return {
             "items": [
-                [key, _split(item, f"{path}.{key}" if path else str(key), tensors)]
+                [
+                    _plain(key, f"a key in {path or 'a state'}"),
+                    _split(item, f"{path}.{key}" if path else str(key), tensors),
+                ]
                 for key, item in value.items()
             ]
         }
     if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"  # A torch.Size is a tuple, too.
         return {
-            type(value).__name__: [
-                _split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)
-            ]
+            kind: [_split(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
         }
-    assert value is None or isinstance(value, (bool, int, float, str)), (
-        f"{path} is a {type(value)}, which a state cannot hold"
+    return _plain(value, path)
+
+
+def _plain(value: Any, path: str) -> Any:
+    """The value, which is neither a collection nor a tensor."""
+    require(
+        value is None or isinstance(value, (bool, int, float, str)),
+        f"{path} is of the type {type(value).__name__}, which a checkpoint cannot hold; let states "
+        "of optimizers be tensors, numbers, texts, and lists, tuples and dictionaries of these",
     )
     return value

@@ -23,6 +23,9 @@ from adloco.errors import RankFailureError
 from adloco.run.starts import Kind
 from adloco.run.training_run import TrainingRun
 
+MEETINGS = 3
+"""Meetings in a row after a failure, without a round in between, to which every member comes."""
+
 
 class Regrouping:
     """The memory of a rank from one quorum of its run to the next."""
@@ -50,6 +53,9 @@ class Regrouping:
         """The quorum in which the run was opened here last, and the workers that it had then."""
         self._failure = ""
         """A sentence about the rank that failed last."""
+        self._rounds = self._meetings = 0
+        """The most rounds that were trained here before a failure; the meetings after it to which
+        every member has come."""
         self._leaves = False
         """True if this rank was told to stop and the others continue."""
         if quorum.number:
@@ -117,15 +123,21 @@ class Regrouping:
             False if the others have ended the run without this one.
 
         Raises:
-            RankFailureError: Too few remain, or they have continued without this one.
+            RankFailureError: Too few remain, they have continued without this one, or all are there
+                and fail again and again.
         """
         run, self._run = self._run, None
         come(self.quorum)  # Or the others could take this rank for failed while it writes.
         if run:
             run.saving.wait()  # All can resume from a checkpoint that is complete.
+        rounds = run.algorithm.state.rounds_done if run else 0
         seconds = self._settings.silent_seconds
         quorum = next_quorum(self.quorum, self._shape, len(self._living), seconds)
         del run
+        if quorum and self._failure and quorum.members == self.quorum.members:
+            self._count_meeting(rounds)
+        else:
+            self._meetings = 0
         if quorum and quorum.number > self.quorum.number + 1:
             self._opened = None  # It was left out, and has joined again; `given` tells who is left.
         if quorum and self._settings.on_rank_failure == "drop":
@@ -134,6 +146,20 @@ class Regrouping:
         gc.collect()  # Models and groups refer to each other in circles.
         self.quorum = quorum or self.quorum
         return quorum is not None
+
+    def _count_meeting(self, rounds: int) -> None:
+        """Raise RankFailureError if the members, who are all there, cannot train any more: two of
+        them may not reach each other, or what one computes fails each time.
+
+        rounds: Rounds that were trained here before they met.
+        """
+        self._meetings = 1 if rounds > self._rounds else self._meetings + 1
+        self._rounds = max(rounds, self._rounds)
+        if self._meetings > MEETINGS:
+            raise RankFailureError(
+                f"{self._failure}; all ranks live, and this has happened {self._meetings} times "
+                "without a round in between"
+            )
 
     def _drop_workers(self, after: Quorum) -> None:
         """Leave out the workers of the islands that trained last and are not whole in the next

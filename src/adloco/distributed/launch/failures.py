@@ -139,7 +139,8 @@ def cut_off(rank: int, error: Exception) -> RankFailureError:
             "timeout_seconds if a rank may be that slow"
         )
     return RankFailureError(
-        f"rank {rank} lost the connection to another rank, which was killed or crashed"
+        f"rank {rank} lost the connection to another rank, which was killed or crashed "
+        f"({readable(str(error))})"
     )
 
 
