@@ -8,7 +8,11 @@ import torch
 
 from adloco.algorithms import cuda_graphs, worker
 from adloco.cli.main import main
+from adloco.distributed.comm.buckets import Contributions
+from adloco.distributed.comm.compressed import CompressedSum
+from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.device import on_stream, read_later
+from adloco.distributed.traffic import Traffic
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.int1 import Int1
 from adloco.distributed.wire.int2 import Int2
@@ -181,3 +185,16 @@ def test_a_gpu_encodes_the_bits_that_a_cpu_encodes(wire: WireFormat) -> None:
     encoded = wire.encode(values)
     assert torch.equal(wire.encode(values.cuda()).cpu(), encoded)
     assert torch.equal(wire.decode(encoded.cuda()).cpu(), wire.decode(encoded))
+
+
+def test_what_is_encoded_for_a_sync_waits_for_no_device() -> None:
+    """Also blocks that are not full, whose places are known on the host."""
+    wire, islands = Int1(), Islands(workers=[1], traffic=Traffic())
+    params = [torch.ones(size, device="cuda") for size in (3 * wire.block, 5)]
+    given = Contributions(per_worker=[params], weights=[1.0], origin=params, wire=wire)
+    try:
+        for mode in ("default", "error"):  # The first time makes the format's tables.
+            torch.cuda.set_sync_debug_mode(mode)
+            CompressedSum(given, wire, islands)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from adloco.distributed.all_to_all import start_all_to_all, wait_for
 from adloco.distributed.comm.sum_islands import Islands
+from adloco.distributed.device import to_device
 from adloco.distributed.parallel.gradient_norms import squared_norm
 from adloco.distributed.wire.wire_format import WireFormat
 
@@ -47,8 +48,8 @@ class Rows:
         blocks, short = wire.encode(values), self._short(wire.block)
         if len(short):
             again = torch.arange(wire.block) % self.filled[short, None]
-            place = short.to(values.device)
-            blocks[place] = wire.encode(values[place].gather(1, again.to(values.device)))
+            place, again = to_device((short, again), values.device)
+            blocks[place] = wire.encode(values[place].gather(1, again))
         return blocks
 
     def without_padding(self, values: Tensor) -> Tensor:
@@ -56,8 +57,8 @@ class Rows:
         short = self._short(values.shape[1])
         if len(short):
             beyond = torch.arange(values.shape[1]) >= self.filled[short, None]
-            place = short.to(values.device)
-            values[place] = values[place].masked_fill_(beyond.to(values.device), 0.0)
+            place, beyond = to_device((short, beyond), values.device)
+            values[place] = values[place].masked_fill_(beyond, 0.0)
         return values
 
     def _short(self, block: int) -> Tensor:
