@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
@@ -13,6 +12,7 @@ from adloco.algorithms.model_state import check_memory, copy_all
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
+from adloco.distributed.device import own_random_numbers
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import written_tensors
 from adloco.distributed.placement.placement import Placement
@@ -137,7 +137,7 @@ def _another(problem: Problem, models: Sequence[nn.Module]) -> nn.Module:
     """A model for another worker of this process, with the values of the first one. It is built, as
     on other ranks, and not copied: `deepcopy` leaves functions and hooks with the first model.
     """
-    with torch.random.fork_rng(devices=[]):
+    with own_random_numbers():
         built = problem.build_model()
     own, first = (written_tensors(model) for model in (built, models[0]))
     require(

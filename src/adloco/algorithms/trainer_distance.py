@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
+from adloco.distributed.device import to_device
 from adloco.distributed.dtensor import first_element, local
 from adloco.distributed.placement.placement import Placement
 from adloco.rules.agreement import relative_distances
@@ -100,7 +101,7 @@ def _in_buckets(window: Tensor, block: int) -> Tensor:
     for number in range(block, block + len(rows)):
         generator = random.Random(number)
         turns.append((generator.choice((-1, 1)), generator.randrange(BUCKETS)))
-    sign, moved = torch.tensor(turns, device=window.device).T[..., None]
+    sign, moved = to_device(torch.tensor(turns), window.device).T[..., None]
     places = (torch.arange(BUCKETS, device=window.device) - moved) % BUCKETS
     return rows.sum(1).mul_(sign).gather(1, places).sum(0)
 

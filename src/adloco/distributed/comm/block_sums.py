@@ -87,11 +87,10 @@ def sum_blocks(
         return _sum_by_owners(blocks, wire, rows, islands, kept=kept)
     everyone = blocks if islands.group is None else _from_everyone(blocks, islands)
     total = add_decoded(everyone, wire, rows)
-    total_sq = squared_norm([total]) / len(islands.workers)
-    if not again:
-        return total, None, total_sq
-    sent = wire.decode(rows.encoded(total, wire))
-    return sent, total - sent if kept else None, total_sq
+    sent = wire.decode(rows.encoded(total, wire)) if again else total
+    lost = total - sent if again and kept else None
+    # Last, because it waits for the device.
+    return sent, lost, squared_norm([total]) / len(islands.workers)
 
 
 def _from_everyone(blocks: Tensor, islands: Islands) -> Tensor:
@@ -114,7 +113,7 @@ def _sum_by_owners(
     shares = owners.bincount(minlength=len(workers)).tolist()
     order = owners.argsort(stable=True)
     rows = rows[torch.split(order, shares)[me]]
-    order = order.to(blocks.device)
+    order = to_device(order, blocks.device)
     own = torch.split(order, shares)[me]
     parts = torch.split(blocks[:, order], shares, dim=1)
     received = blocks.new_empty(sum(workers), shares[me], wire.block_bytes)

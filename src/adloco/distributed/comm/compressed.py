@@ -24,7 +24,7 @@ from adloco.distributed.comm.buckets import (
 )
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.comm.sync_stats import SumStats
-from adloco.distributed.device import used_here
+from adloco.distributed.device import to_device, used_here
 from adloco.distributed.dtensor import converted, first_element, local, with_local
 from adloco.distributed.parallel.gradient_norms import squared_norms
 from adloco.distributed.traffic import ring
@@ -145,7 +145,7 @@ class CompressedSum:
         A worker whose weight is less than that of equal workers keeps only as much as they would,
         because its residual must not become larger than what it sends.
         """
-        owners = owners.to(lost.device)
+        owners = to_device(owners, lost.device)
         for worker, weight, residuals in zip(
             self._islands.here, self._given.weights, self._given.residuals, strict=True
         ):
