@@ -116,6 +116,7 @@ def test_a_clipped_request_is_marked() -> None:
     records = [record(10, 8, 8), record(30, 20, 16), record(40, 3, 4)]
     panels = drawn(records, LanguageModelSettings.measures)
     requested, trained, _ = (chart.numbers for chart in panels["Batch of each trainer"].charts)
+    assert requested["measures"][0]["whole"], "its axis has no fractions"
     (asked,), (used, clipped) = requested["curves"], trained["curves"]
     assert asked["measures"]["requested_batch"] == [8, 20, 3]
     assert used["measures"]["trainer_batch"] == [8, 16, 4]

@@ -58,7 +58,8 @@ class Chart:
         """Input of templates/charts.html."""
 
         def choice(name: str, metric: Metric) -> dict[str, Any]:
-            return {"name": name, "label": metric.axis, "scale": metric.unit.scale}
+            scale, whole = metric.unit.scale, metric.whole and metric.unit.scale == 1
+            return {"name": name, "label": metric.axis, "scale": scale, "whole": whole}
 
         return {
             "log": {"x": self.log_x, "y": self.log_y},
