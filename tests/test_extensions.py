@@ -2,6 +2,7 @@
 by the command line.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -13,9 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from adloco.algorithms.gradient_stats import NormMeasurement, Passes
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.distributed.parallel.engine import Engine
+from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.moments import Moments
+from adloco.rules.switch import BatchPlan
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
@@ -41,6 +48,21 @@ FLAGS = {
     "method.num_trainers": "2",
     "method.workers_per_trainer": "2",
 }
+
+
+class TensorMoments(NormMeasurement):
+    """Its moments are tensors, as a measurement of one's own may give them."""
+
+    def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
+        losses, moments = super().backward(plan, passes, engine)
+        return losses, Moments(*torch.tensor(dataclasses.astuple(moments), dtype=torch.float64))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorTest(NormTest):
+    """The norm test by these moments."""
+
+    measurement = "tests.test_extensions:TensorMoments"
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +182,14 @@ def test_measures_may_be_numbers_of_numpy_and_torch(
 def test_the_page_names_every_piece_and_only_those() -> None:
     shown = set(re.findall(r"`(my_pieces:\w+)`", PAGE.read_text()))
     assert shown == {value for value in FLAGS.values() if value.startswith("my_pieces:")}
+
+
+def test_moments_of_ones_own_may_be_tensors(small: list[str], tmp_path: Path) -> None:
+    words = ["train", "diloco", *small, "--run.tokens", "4096", "--batch.rule"]
+    assert main([*words, "norm-test"]) == 0
+    (tmp_path / "run").rename(tmp_path / "numbers")
+    assert main([*words, "tests.test_extensions:TensorTest"]) == 0
+    one, two = (records(tmp_path / name) for name in ("numbers", "run"))
+    for name in ("requested_batch", "grad_variance"):
+        expected = [line["trainers"][0][name] for line in one]
+        assert [line["trainers"][0][name] for line in two] == pytest.approx(expected)

@@ -188,3 +188,9 @@ def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
     for trainer, expected in ((None, [2.0, 1.0, 0.3, 0.4]), (1, [22.0, 21.0, None, None])):
         summary = summarise(records, measures, num_parameters=5, recipe="x", trainer=trainer)
         assert [summary[key] for key in keys] == expected
+
+
+def test_a_share_is_shown_in_percent_on_axes_too() -> None:
+    lost = TRAINER["wire_error"]
+    assert lost.text(0.781) == "78.1%"
+    assert lost.axis == "lost by the wire format (%)" and lost.unit.scale == 0.01

@@ -67,7 +67,8 @@ class Metric:
         """The value with its unit; `-` for None."""
         if value is not None and self.unit.shown == "MB" and 0 < value / 1e6 < self.unit.least:
             return f"{value / 1e3:.3g} kB"
-        return "-" if value is None else f"{self.number(value)} {self.unit.shown}".rstrip()
+        space = "" if self.unit.shown == "%" else " "
+        return "-" if value is None else f"{self.number(value)}{space}{self.unit.shown}".rstrip()
 
     def number(self, value: float) -> str:
         """The value without its unit."""

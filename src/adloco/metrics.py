@@ -29,6 +29,9 @@ from adloco.metric import Record as Record
 from adloco.metric import Unit as Unit
 from adloco.options import option_metrics
 
+SHARE = Unit("share", ".1f", shown="%", scale=0.01)
+RELATIVE_NORM = replace(SHARE, name="relative norm")
+
 
 def _table(per: Per, *metrics: Metric) -> dict[str, Metric]:
     return {metric.name: replace(metric, per=per) for metric in metrics}
@@ -43,7 +46,7 @@ ROUND = _table(
     Metric("syncs", "syncs", COUNT, always=True),
     Metric("sync_every", "inner steps per round (H)", COUNT),
     Metric("bytes_communicated", "sent per worker", TRAFFIC, panel="communication", always=True),
-    Metric("bytes_sent", "left each worker", TRAFFIC, always=True),
+    Metric("bytes_sent", "sent per worker over links", TRAFFIC, always=True),
     Metric(
         "bytes_inside", "sent inside islands, per rank", TRAFFIC, panel="communication", always=True
     ),
@@ -57,7 +60,7 @@ ROUND = _table(
     ),
     Metric("seconds", "time", SECONDS, always=True),
     Metric("tokens_per_second", "tokens/s", Unit("tokens/s", ",.0f"), always=True),
-    Metric("mfu", "MFU", Unit("share", ".1f", shown="%", scale=0.01)),
+    Metric("mfu", "MFU", SHARE),
     Metric("rows_read", "rows read", Unit("rows")),
     Metric("train_loss", "train loss", NATS, panel="loss"),
     Metric("learning_rate", "learning rate", Unit("", ".2e")),
@@ -118,10 +121,8 @@ TRAINER = _table(
     Metric(
         "cosine_similarity", "cosine of workers' pseudo-gradients", Unit("", ".2f"), panel="wire"
     ),
-    Metric("wire_error", "lost by the wire format", Unit("relative norm", ".1%"), panel="wire"),
-    Metric(
-        "distance_to_mean", "distance to the mean", Unit("relative norm", ".1%"), panel="trainers"
-    ),
+    Metric("wire_error", "lost by the wire format", RELATIVE_NORM, panel="wire"),
+    Metric("distance_to_mean", "distance to the mean", RELATIVE_NORM, panel="trainers"),
 )
 WORKER = _table(
     "worker",

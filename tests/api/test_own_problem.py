@@ -1,8 +1,10 @@
 """`adloco.train(problem=...)`: a model, data and loss of one's own, in a run folder like others."""
 
+import errno
 import json
 import math
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from torch import nn
 
 import adloco
 from adloco.cli.main import main
+from adloco.errors import NonFiniteLossError
 from adloco.metrics import Record
+from adloco.run import part_file, records
 from tests.api.test_train_function import at_step
 from tests.problems import squared_error
 
@@ -114,6 +118,36 @@ def test_it_resumes_bit_for_bit_and_its_folder_is_read_by_the_commands(
         assert main(command) == 2
         error = capsys.readouterr().err
         assert "in the Python script that began it; use adloco.train(resume=RUN" in error
+
+
+def test_a_failed_run_says_the_call_that_resumes_it(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`adloco train --resume` has no problem, and would refuse."""
+    again = f"adloco.train(resume='{settings['folder']}', problem=problem)"
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_later(tensors: Any, path: Path) -> None:
+        begun = path.parent.name.startswith("round-000000")
+        save_tensors(tensors, path) if begun else full()
+
+    save_tensors = part_file.save_tensors
+    with monkeypatch.context() as later:
+        later.setattr(part_file, "save_tensors", full_later)
+        with pytest.raises(ValueError, match=re.escape(f"00000000 with: {again}")):
+            adloco.train("diloco", problem=a_problem(), **settings)
+    with monkeypatch.context() as later:
+        later.setattr(records, "to_disk", full)
+        with pytest.raises(ValueError, match=re.escape(f"then resume with: {again}")):
+            adloco.train(resume=settings["folder"], problem=a_problem())
+    settings |= {"inner.lr": 1e30, "folder": tmp_path / "nan"}
+    again = again.replace("/run'", "/nan'")
+    with pytest.raises(
+        NonFiniteLossError, match=re.escape(f"; {again} continues from there, with a")
+    ):
+        adloco.train("diloco", problem=a_problem(), **settings)
 
 
 @pytest.mark.nightly

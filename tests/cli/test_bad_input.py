@@ -357,8 +357,8 @@ def test_damaged_and_foreign_checkpoints(
         file.write(bytes([last[0] ^ 1]))
     refused(
         ["evaluate", str(finished)],
-        "is damaged (trainer-0.safetensors does not match its checksum); adloco train --resume "
-        "continues from the one before",
+        "is damaged (trainer-0.safetensors does not match its checksum); a resumed run continues "
+        "from the one before",
         capsys,
     )
     state = read_part(newest, "run")

@@ -65,6 +65,30 @@ def test_few_modules_are_imported_where_nothing_is_computed(
     assert not {"torch", "transformers", "numpy", "matplotlib", "plotly"} & {*imported}
 
 
+def test_a_line_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    lines = [
+        "compare dilocoo ddp",
+        "compare diloco ddp --seeds 0",
+        "compare diloco ddp --targets -1",
+        "compare diloco ddp --inner.lrr 1",
+        "ablate dilocoo",
+        "sweep dilocoo --inner.lr 1 2",
+        "probe dilocoo",
+        *("evaluate nothing", "generate nothing --prompt a", "export nothing --to x"),
+        "report nothing",
+    ]
+    code = (
+        "import sys; from adloco.cli.main import main; "
+        "print([line for line in sys.argv[1:] "
+        "if main(line.split()) != 2 or 'torch' in sys.modules])"
+    )
+    words = [sys.executable, "-c", code, *lines]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "[]\n"
+    assert len(done.stderr.splitlines()) == len(lines)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.nightly
 def test_a_report_is_drawn_without_torch_and_matplotlib() -> None:
     code = (

@@ -241,7 +241,7 @@ def test_views_show_what_a_round_took_of_a_gpu(run: TrainingRun) -> None:
     print_round(console, run, record, [])
     live.show(record)
     console.print(live.render())
-    assert console.export_text().count(", 42.2 % of the device's FLOPs, 3,072 MiB of memory") == 2
+    assert console.export_text().count(", 42.2% of the device's FLOPs, 3,072 MiB of memory") == 2
 
 
 def test_the_opening_says_whether_a_gpu_runs_compiled_models(

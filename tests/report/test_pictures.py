@@ -52,6 +52,9 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (list(alone.get_xdata()), alone.get_marker(), one.get_marker()) == ([2], "o", "None")
     assert (list(stairs.get_xdata()), list(stairs.get_ydata())) == ([0, 1, 2], [4, 4, 6])
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "c", "d"]
+    legend = drawn[0].legends[0].get_lines()[0]
+    assert legend.get_linewidth() == one.get_linewidth() > thin.get_linewidth()
+    assert thin.get_zorder() < one.get_zorder(), "under the line"
 
 
 @pytest.mark.parametrize(("least", "scale"), [(5e5, "linear"), (3e3, "log")])

@@ -14,9 +14,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from adloco.cli.main import main
+from adloco.config.recipe_text import value_text
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Record, clipped_by
 from adloco.report import page, panels
-from adloco.report.curves import Panel
+from adloco.report.curves import Chart, Curve, Panel
 from adloco.report.drawing import save_figure
 from adloco.report.loss_panel import loss_panel
 from adloco.report.panels import run_panels
@@ -115,6 +116,7 @@ def test_a_clipped_request_is_marked() -> None:
     records = [record(10, 8, 8), record(30, 20, 16), record(40, 3, 4)]
     panels = drawn(records, LanguageModelSettings.measures)
     requested, trained, _ = (chart.numbers for chart in panels["Batch of each trainer"].charts)
+    assert requested["measures"][0]["whole"], "its axis has no fractions"
     (asked,), (used, clipped) = requested["curves"], trained["curves"]
     assert asked["measures"]["requested_batch"] == [8, 20, 3]
     assert used["measures"]["trainer_batch"] == [8, 16, 4]
@@ -190,3 +192,52 @@ def test_a_picture_replaces_a_link(tmp_path: Path) -> None:
     save_figure(Figure(figsize=(1, 1)), picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "precious").exists()
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_extremes() -> None:
+    def shown(count: int) -> dict[str, Any]:
+        losses: list[float | None] = [2.0 + at % 7 for at in range(count)]
+        losses[5], losses[count // 2], losses[count // 2 + 1] = None, 99.0, -1.0
+        axes = {"tokens": [*range(count)]}
+        curve = Curve(name="a", axes=axes, measures={"train_loss": losses}, notes=["b"] * count)
+        chart = Chart(axes={}, measures=[ROUND["train_loss"]], curves=[curve])
+        (found,) = chart.numbers["curves"]
+        assert found["measures"]["train_loss"] == [losses[at] for at in found["axes"]["tokens"]]
+        assert len(found["notes"]) == len(found["axes"]["tokens"])
+        return found
+
+    assert shown(4000)["axes"]["tokens"] == [*range(4000)]
+    long = shown(40_000)
+    assert {0, 20_000, 20_001, 39_999} <= {*long["axes"]["tokens"]}
+    assert 1900 < len(long["axes"]["tokens"]) < 2100
+
+
+def test_the_legend_has_the_line_and_not_its_uncertainty() -> None:
+    records = [record(10, 8, 8), record(30, 8, 8)]
+    for line in records:
+        known = {"noise_scale": 5.0, "noise_scale_factor": 2.0}
+        statistics = dict.fromkeys(TRAINER, None) | {"grad_variance": 1.0, "grad_norm_sq": 1.0}
+        line["trainers"][0] = statistics | line["trainers"][0] | known
+    panel = drawn(records, LanguageModelSettings.measures)["Gradient statistics"]
+    line, below, above = panel.charts[-1].curves
+    assert [one.look for one in (line, below, above)] == ["line", "thin", "thin"]
+    assert [one.measures["noise_scale"][0] for one in (line, below, above)] == [5.0, 2.5, 10.0]
+
+
+def test_settings_are_shown_as_they_are_given(small: list[str], tmp_path: Path) -> None:
+    words = ["train", "diloco", *small, "--run.tokens", "1000", "--run.deterministic"]
+    assert main(words) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    cells = dict(re.findall(r"<td><code>([\w.]+)</code></td><td><code>(.*?)</code>", page))
+    assert cells["run.deterministic"] == "true"
+    assert "<code>False</code>" not in page and "<code>True</code>" not in page
+
+
+def test_a_value_is_text_as_in_a_recipe() -> None:
+    assert value_text({"width": 8, "bias": True}) == "{ width = 8, bias = true }"
+    assert [value_text(value) for value in ("a b", False, 0.5, ["a"])] == [
+        "a b",
+        "false",
+        "0.5",
+        '["a"]',
+    ]

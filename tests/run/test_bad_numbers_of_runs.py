@@ -51,7 +51,7 @@ def test_a_run_gets_past_a_reproducible_failure(
     folder = tmp_path / "run"
     assert main(["train", "diloco", *small, "--inner.lr", "1e30"]) == 2
     error = capsys.readouterr().err
-    assert f"adloco train --resume {folder} continues from there, with a lower --inner.lr" in error
+    assert f"adloco train --resume {folder} continues from there, with a lower inner.lr" in error
     assert main(["train", "--resume", str(folder)]) == 2
     assert not (folder / "changes.jsonl").exists()
     lower = ["--inner.lr", "0.002", "--data.skip_samples", "5"]

@@ -85,8 +85,8 @@ def test_a_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         DamagedCheckpointError,
         match=(
-            "is damaged .a.[a-z]* does not match its checksum.; adloco train --resume continues "
-            "from the one before"
+            "is damaged .a.[a-z]* does not match its checksum.; a resumed run continues from "
+            "the one before"
         ),
     ):
         read_part(tmp_path, "a")

@@ -145,8 +145,8 @@ def test_one_sample_that_does_not_fit_ends_the_run(
         done = train([*FLAGS, *small, "--switch.pass_limit", "1"])
     assert done.returncode == 2
     assert (
-        "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco probe"
-        in done.stderr
+        "memory ran out with micro-batches of 1 on cpu; one sample does not fit; make the model or "
+        "the samples smaller" in done.stderr
     )
     assert "start again" not in done.stderr
 

@@ -25,7 +25,10 @@ pass of one, and returns its part of the batch's mean loss."""
 
 
 class Measurement(Protocol):
-    """Measures the test steps of a worker. A batch rule names it by a dotted path."""
+    """Measures the test steps of a worker. A batch rule names it by a dotted path.
+
+    It keeps nothing from one step to the next, because no checkpoint has its attributes.
+    """
 
     whole_gradients: ClassVar[bool]
     """True if it needs whole gradients, so that a worker cannot be in shards."""

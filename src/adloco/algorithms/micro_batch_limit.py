@@ -57,7 +57,7 @@ class Halving:
                     advice = (
                         f"set switch.pass_limit {self.limit}"
                         if self.limit
-                        else "one sample does not fit: see adloco probe"
+                        else "one sample does not fit; make the model or the samples smaller"
                     )
                     where = f"with micro-batches of {plan.micro_batch} on {self._device}"
                     raise OutOfMemoryError(

@@ -10,7 +10,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property, partial
 from threading import Event
 from typing import Any
@@ -40,6 +40,7 @@ from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip, trainable
 from adloco.errors import NonFiniteLossError, require
+from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
 
 
@@ -305,7 +306,8 @@ class Worker:
             capture = type(self._measurement) is NormMeasurement
             passes = partial(self._micro_steps, capture=capture)
             losses, moments = self._measurement.backward(plan, passes, self.engine)
-            self.round.moments += moments
+            # A measurement of one's own may give tensors, which no checkpoint's text could hold.
+            self.round.moments += Moments(*map(float, astuple(moments)))
             return losses
 
         def undo() -> None:

@@ -26,13 +26,12 @@ class Ablate(RecipeCommand, StudyCommand):
     """
 
     def run(self) -> int:
-        from adloco.cli.studies import run_study, study_settings
         from adloco.study.ablation import ablated_arms, own_mechanisms
         from adloco.study.arms import planned_run
 
         recipe = self.recipe or "adloco"
         stem = Path(recipe).stem
-        folder, common = study_settings(self, f"ablate-{stem}")
+        folder, common = self.study(f"ablate-{stem}")
         whole = planned_run(stem, recipe, common, (), 0, folder).recipe
         names = own_mechanisms(whole) if self.without is None else self.without
         runs = [
@@ -40,4 +39,6 @@ class Ablate(RecipeCommand, StudyCommand):
             for name, flags in ablated_arms(whole, names).items()
             for seed in range(self.seeds)
         ]
+        from adloco.cli.studies import run_study  # It imports torch.
+
         return run_study(runs, self, folder, f"{stem} without {', '.join(names)}")

@@ -9,6 +9,8 @@ fields' docstrings.
 
 import argparse
 import inspect
+import math
+import re
 import textwrap
 import types
 from abc import ABC, abstractmethod
@@ -18,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
 
+from adloco.errors import require
 from adloco.setting import field_meanings
 
 if TYPE_CHECKING:  # These import torch, which takes seconds; `--help` should not wait for it.
@@ -169,6 +172,28 @@ class StudyCommand(SettingsCommand):
     end within the first round.
     """
 
+    def study(self, name: str) -> tuple[Path, list[tuple[str, str]]]:
+        """The study's folder, and the settings that all its runs share, after a check of the line.
+
+        name: Named after it if the line names no folder.
+        """
+        from adloco.run.folder import RECIPE
+
+        given = ",".join(f"{target:g}" for target in self.targets)
+        require(
+            all(0 < target < math.inf for target in self.targets),
+            f"--targets must be finite and > 0, got {given}",
+        )
+        require(self.seeds >= 1, f"--seeds must be >= 1, got {self.seeds}")
+        settings = dict(self.settings)
+        slug = re.sub(r"[^\w.]+", "-", name).strip("-")[:80]
+        folder = Path(settings.pop("run.folder", "") or f"runs/{slug}")
+        require(
+            not (folder / RECIPE).exists(),
+            f"--run.folder {str(folder)!r} is the folder of a run; a study needs one of its own",
+        )
+        return folder, list(settings.items())
+
 
 @dataclass(kw_only=True)
 class TrainerCommand(Command):
@@ -192,6 +217,9 @@ class ModelCommand(TrainerCommand):
 
     def load(self) -> "Trained":
         """The model of the line."""
+        from adloco.run.folder import run_folder
+
+        run_folder(self.run_folder)  # It is refused before torch is imported.
         from adloco.run.trained import load_trained
 
         return load_trained(

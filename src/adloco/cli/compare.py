@@ -26,12 +26,13 @@ class Compare(StudyCommand):
     """Recipes or run folders."""
 
     def run(self) -> int:
-        from adloco.cli.studies import run_study, study_settings
         from adloco.study.arms import plan_runs
 
-        folder, common = study_settings(self, "compare-" + "-".join(self.whats))
+        folder, common = self.study("compare-" + "-".join(self.whats))
         runs = plan_runs(self.whats, common, self.seeds, folder)
         require(
             len(runs) > 1, "there is one run, and nothing to compare it with; name another WHAT"
         )
+        from adloco.cli.studies import run_study  # It imports torch.
+
         return run_study(runs, self, folder, " / ".join(dict.fromkeys(run.arm for run in runs)))

@@ -18,11 +18,11 @@ class Evaluate(ModelCommand):
     """Windows to evaluate on, evenly spaced; 0: all (default: the run's evaluation.windows)."""
 
     def run(self) -> int:
-        from adloco.run.trained import evaluate
-
         console = open_console()
         with console.status("evaluating ..."):
             trained = self.load()
+            from adloco.run.trained import evaluate  # It imports torch.
+
             recipe = trained.stored.recipe
             measured, count = evaluate(trained, self.path, self.windows)
         console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)

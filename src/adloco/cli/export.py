@@ -25,12 +25,13 @@ class Export(ModelCommand):
     """Names of a classifier's classes 0, 1, ... (default: LABEL_0, LABEL_1, ...)."""
 
     def run(self) -> int:
-        from adloco.run.transformers_export import export
-
         console = open_console()
         with console.status("writing the model ..."):
+            trained = self.load()
+            from adloco.run.transformers_export import export  # It imports torch.
+
             notice = export(
-                self.load(),
+                trained,
                 self.to,
                 license_id=self.license,
                 languages=self.language,

@@ -22,10 +22,11 @@ class Generate(ModelCommand):
     """Seed of the draw (default: 0)."""
 
     def run(self) -> int:
-        from adloco.run.trained import continued
+        trained = self.load()
+        from adloco.run.trained import continued  # It imports torch.
 
         pieces = continued(
-            self.load(),
+            trained,
             self.prompt,
             max_tokens=self.tokens,
             temperature=self.temperature,

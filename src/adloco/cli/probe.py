@@ -39,10 +39,6 @@ class Probe(RanksCommand):
     """
 
     def run(self) -> int:
-        from adloco.cli import elastic_room
-        from adloco.cli.rank_processes import RankEnd, on_ranks
-        from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
-
         given = ",".join(map(str, self.micro_batches))
         require(
             all(size > 0 for size in self.micro_batches),
@@ -53,6 +49,11 @@ class Probe(RanksCommand):
             "--micro-batches needs --throughput CLUSTER.toml; give both or neither",
         )
         recipe = self.read_recipe()
+        # These import torch, which takes seconds: a line that is wrong is refused before.
+        from adloco.cli import elastic_room
+        from adloco.cli.rank_processes import RankEnd, on_ranks
+        from adloco.distributed.launch.launcher import num_ranks, process_group, this_rank
+
         if self.ranks != 1 and num_ranks() == 1:
             return on_ranks(self.ranks, recipe, self.words)
         console = open_console(quiet=this_rank() != 0)

@@ -19,14 +19,16 @@ class Report(Command):
     """Also run code that the folder's recipe names and the run did not begin with."""
 
     def run(self) -> int:
+        from adloco.run.folder import check_links, run_folder
+
+        folder = run_folder(self.run_folder)
+        # These import torch, which takes seconds.
         from adloco.report.page import panels_of, write_report
         from adloco.report.pictures import draw_run
-        from adloco.run.folder import check_links, run_folder
         from adloco.run.stored import check_code, check_written_records
 
         console = open_console()
         with console.status("drawing the report ..."):
-            folder = run_folder(self.run_folder)
             check_links(folder)
             if not self.trust_recipe:
                 check_code(folder, "read that code and give --trust-recipe")

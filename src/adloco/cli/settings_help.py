@@ -11,7 +11,7 @@ from typing import Any
 from adloco.cli.arguments import SettingsCommand
 from adloco.config.finding import settings_meant, settings_near
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.recipe_text import Setting, known_settings, settings
+from adloco.config.recipe_text import Setting, known_settings, settings, value_text
 from adloco.config.sections import SECTIONS
 from adloco.errors import require
 
@@ -107,8 +107,4 @@ def _brief(setting: Setting) -> str:
 
 def _as_flag(value: Any) -> str:
     """A value as text for the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (tuple, list)):
-        return str(list(value))
-    return "empty" if value in ("", {}) else str(value)
+    return "empty" if value in ("", {}) else value_text(value)

@@ -3,7 +3,6 @@ each, and show the comparison.
 """
 
 import math
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,23 +25,10 @@ from adloco.errors import require
 from adloco.plan.link import Link
 from adloco.report.compare_page import tables, write_comparison
 from adloco.report.table import Table
-from adloco.run.folder import RECIPE
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities
 from adloco.study.training import ENDED, LOGS, Job, StudyInterruptedError, train_missing
-
-
-def study_settings(arguments: StudyCommand, name: str) -> tuple[Path, list[tuple[str, str]]]:
-    """The study's folder, and the settings that all its runs share."""
-    given = dict(arguments.settings)
-    slug = re.sub(r"[^\w.]+", "-", name).strip("-")[:80]
-    folder = Path(given.pop("run.folder", "") or f"runs/{slug}")
-    require(
-        not (folder / RECIPE).exists(),
-        f"--run.folder {str(folder)!r} is the folder of a run; a study needs one of its own",
-    )
-    return folder, list(given.items())
 
 
 def run_study(
@@ -62,13 +48,6 @@ def run_study(
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
     """
-    targets = arguments.targets
-    given = ",".join(f"{target:g}" for target in targets)
-    require(
-        all(0 < target < math.inf for target in targets),
-        f"--targets must be finite and > 0, got {given}",
-    )
-    require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
     _require_equal(inequalities(runs, varied), force=arguments.force)
@@ -91,7 +70,9 @@ def run_study(
     if not any(job.state == "done" for job in jobs):
         return _fail(f"{len(problems)} {failure}, and there is nothing to compare")
     with console.status("drawing the comparison ..."):
-        comparison = compare(runs, targets=targets, links=links, problems=problems, varied=varied)
+        comparison = compare(
+            runs, targets=arguments.targets, links=links, problems=problems, varied=varied
+        )
         _require_equal(comparison.unequal, force=arguments.force)
         page = write_comparison(comparison, folder, title, draw)
     failed = [curve for curves in comparison.arms.values() for curve in curves if curve.problem]

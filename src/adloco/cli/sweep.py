@@ -27,21 +27,22 @@ class Sweep(RecipeCommand, StudyCommand):
     """Random points of the grid instead of all."""
 
     def run(self) -> int:
-        from adloco.cli.studies import run_study, study_settings
-        from adloco.report.sweep_plots import draw_sweep
         from adloco.study.arms import planned_run
         from adloco.study.grid import point_name, sweep_axes, sweep_points
 
         recipe = self.recipe or "adloco"
         axes, fixed = sweep_axes(self.settings)
         self.settings = [*fixed]
-        folder, common = study_settings(self, f"sweep-{Path(recipe).stem}-{'-'.join(axes)}")
+        folder, common = self.study(f"sweep-{Path(recipe).stem}-{'-'.join(axes)}")
         points = {point_name(point): point for point in sweep_points(axes, self.samples)}
         runs = [
             planned_run(name, recipe, common, point, seed, folder)
             for name, point in points.items()
             for seed in range(self.seeds)
         ]
+
+        from adloco.cli.studies import run_study  # It imports torch.
+        from adloco.report.sweep_plots import draw_sweep
 
         draw = partial(draw_sweep, axes=axes, points=points, folder=folder)
         title = f"{Path(recipe).stem} over {', '.join(axes)}"

@@ -188,6 +188,16 @@ def defaults(owner: type) -> dict[str, Any]:
     }
 
 
+def value_text(value: Any) -> str:
+    """A value as a reader sees it: a text without quotes, all else as in a recipe."""
+    if isinstance(value, str):
+        return value
+    try:
+        return toml_line("x", value).removeprefix("x = ")
+    except TypeError:  # A default that no recipe can hold.
+        return str(value)
+
+
 def toml_line(key: str, value: Any) -> str:
     """A key and its value as a line of TOML, tables and lists inline.
 

@@ -5,12 +5,16 @@ numbers that it draws (templates/charts.html).
 import base64
 import gzip
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
 from adloco.metrics import Metric
 
+MOST_POINTS = 4000
+"""A curve of more points is thinned to about half as many, so that the page of a long run stays
+small.
+"""
 Look = Literal["line", "strong", "grey", "thin", "points", "stairs", "marks"]
 
 
@@ -54,7 +58,8 @@ class Chart:
         """Input of templates/charts.html."""
 
         def choice(name: str, metric: Metric) -> dict[str, Any]:
-            return {"name": name, "label": metric.axis, "scale": metric.unit.scale}
+            scale, whole = metric.unit.scale, metric.whole and metric.unit.scale == 1
+            return {"name": name, "label": metric.axis, "scale": scale, "whole": whole}
 
         return {
             "log": {"x": self.log_x, "y": self.log_y},
@@ -62,8 +67,34 @@ class Chart:
             "marks": self.marks,
             "axes": [choice(name, metric) for name, metric in self.axes.items()],
             "measures": [choice(metric.name, metric) for metric in self.measures],
-            "curves": [vars(curve) for curve in self.curves],
+            "curves": [vars(_thinned(curve)) for curve in self.curves],
         }
+
+
+def _thinned(curve: Curve) -> Curve:
+    """The curve, with the lowest and the highest value of each stretch if it has too many points.
+    Both ends stay.
+    """
+    count = max(map(len, curve.axes.values()), default=0)
+    if count <= MOST_POINTS:
+        return curve
+    size = -(-4 * count // MOST_POINTS)
+    kept = {0, count - 1}
+    for values in curve.measures.values():
+        for begin in range(0, count, size):
+            places = range(begin, min(begin + size, count))
+            known = [(value, at) for at in places if (value := values[at]) is not None]
+            kept |= {min(known)[1], max(known)[1]} if known else set()
+
+    def thin(values: Sequence[Any]) -> list[Any]:
+        return [values[at] for at in sorted(kept)] if values else []
+
+    return replace(
+        curve,
+        axes={name: thin(values) for name, values in curve.axes.items()},
+        measures={name: thin(values) for name, values in curve.measures.items()},
+        notes=thin(curve.notes),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

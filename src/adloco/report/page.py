@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.recipe_text import settings
+from adloco.config.recipe_text import settings, value_text
 from adloco.config.sections import Recipe
 from adloco.discovery import lab_modules
 from adloco.errors import require
@@ -91,6 +91,7 @@ def write_report(folder: Path) -> Path:
             "rounds": _rounds(recipe, declared, records),
             "changed": [one for one in values if one.default not in (None, one.value)],
             "as_default": [one for one in values if one.default in (None, one.value)],
+            "shown": value_text,
             "environment": list(environment.items()),
         },
     )

@@ -142,6 +142,7 @@ def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Ch
     curves = []
     for line in _lines(scale, records):
         factor = factors[line.name].measures["noise_scale_factor"]
+        curves.append(line)
         for power, side in ((-1, "below"), (1, "above")):
             edge = [
                 None if value is None or by is None else value * by**power
@@ -149,7 +150,6 @@ def _statistics(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Ch
             ]
             detail = f"one standard deviation {side}"
             curves.append(replace(line, measures={scale.name: edge}, look="thin", detail=detail))
-        curves.append(line)
     return [*charts, _chart(scale, curves, log_y=True)]
 
 

@@ -23,7 +23,7 @@ LOOKS: dict[Look, dict[str, Any]] = {
     "line": {},
     "strong": {"color": "black", "zorder": 3},
     "grey": {"color": GREY},
-    "thin": {"linewidth": 0.8, "alpha": 0.6},
+    "thin": {"linewidth": 0.8, "alpha": 0.6, "zorder": 1.9},
     "points": {"linestyle": "", "marker": "o", "markersize": 4},
     "stairs": {"drawstyle": "steps-pre"},
     "marks": {"color": "black", "linestyle": "", "marker": "v"},
@@ -79,7 +79,7 @@ def draw(shown: Shown, title: str, path: Path, *, same_y: bool = False) -> None:
         if not same_y or index % columns == 0:
             place.set_ylabel(metric.axis)
         for line, name in zip(*place.get_legend_handles_labels(), strict=True):
-            names.setdefault(name, line)
+            names.setdefault(name, line)  # The look of the first of a name.
     for place in places[len(shown) :]:
         place.remove()
     figure.legend(

@@ -26,6 +26,8 @@ PREPARED = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL, CHECKPOINTS)
 SUMMARY, LOCK, LOG = "summary.json", ".lock", "train.log"
 NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
 """The settings that name a model; a source of the user's own may have only the last."""
+FROM_PYTHON = " (from Python: adloco.train(resume=...))"
+"""Follows the command that resumes a run of which it is not known who began it."""
 TIME = "%Y%m%d-%H%M%S-%f"
 LONGEST_PART = 24
 """Characters of a recipe's, model's or text's name in a folder's name."""
@@ -143,7 +145,7 @@ def _taken(folder: Path) -> str:
         return f"--run.folder {str(folder)!r} is neither new nor an empty folder; give one that is"
     return (
         f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
-        f"adloco train --resume {folder} (from Python: adloco.train(resume=...))"
+        f"adloco train --resume {folder}{FROM_PYTHON}"
     )
 
 
@@ -177,7 +179,7 @@ def finished(folder: Path) -> Path:
     require(
         (folder / SUMMARY).is_file(),
         f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "
-        f"train --resume {folder}",
+        f"train --resume {folder}{FROM_PYTHON}",
     )
     return folder
 

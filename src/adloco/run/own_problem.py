@@ -1,4 +1,6 @@
-"""Runs of a problem from Python: what replaces the task, the model and the data of their recipe."""
+"""Runs of a problem from Python: what replaces the task, the model and the data of their recipe,
+and how they are resumed.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,13 @@ def recipe_of(problem: Problem, recipe: Recipe) -> Recipe:
             context_tokens=problem.tokens_per_sample,
         ),
     )
+
+
+def resume_call(recipe: Recipe, folder: Path) -> str:
+    """The command that resumes a run, or the call in the script that has its problem."""
+    if isinstance(recipe.task, ProblemTaskSettings):
+        return f"adloco.train(resume={str(folder)!r}, problem=problem)"
+    return f"adloco train --resume {folder}"
 
 
 def builder_of(problem: Problem, recipe: Recipe, stored: Path | None) -> ProblemBuilder:

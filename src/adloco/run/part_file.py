@@ -29,8 +29,8 @@ class DamagedCheckpointError(ValueError):
 
     def __init__(self, checkpoint: Path, damage: str) -> None:
         super().__init__(
-            f"checkpoint {checkpoint} is damaged ({damage}); adloco train --resume continues from "
-            "the one before"
+            f"checkpoint {checkpoint} is damaged ({damage}); a resumed run continues from the one "
+            "before"
         )
         self.checkpoint = checkpoint
         self.damage = damage

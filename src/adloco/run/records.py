@@ -21,8 +21,13 @@ METRICS, STEPS = "metrics.jsonl", "steps.jsonl"
 class Records:
     """Appends to these files in a run folder, and reads them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resume: str = "") -> None:
+        """
+        Args:
+            resume: The command or call that resumes the run, of which they are written.
+        """
         self.folder = folder
+        self._resume = resume
         self._metrics = RoundLines(folder / METRICS, rise=1)
         self._files = {METRICS: self._metrics, STEPS: RoundLines(folder / STEPS, rise=0)}
 
@@ -98,8 +103,8 @@ class Records:
         except OSError as error:
             raise ValueError(
                 f"the records of the run cannot be written in {self.folder} "
-                f"({error.strerror or error}); make room there, then resume with: adloco train "
-                f"--resume {self.folder}"
+                f"({error.strerror or error}); make room there, then resume with: "
+                f"{self._resume}"
             ) from error
 
     def cut(self, rounds: int) -> list[str]:

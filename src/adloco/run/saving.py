@@ -35,12 +35,14 @@ class Saving:
         keep: int,
         spared: Callable[[Collection[str]], str],
         before_run: Callable[[], None],
+        resume: str,
     ) -> None:
         """
         Args:
             keep: Checkpoints to keep.
             spared: Tells from the names of all checkpoints which one to keep besides; empty: none.
             before_run: Called before the part `run` is written, in the thread that writes.
+            resume: The command or call that resumes the run.
         """
         self.newest = ""
         """Name of the newest checkpoint that all ranks have written."""
@@ -55,6 +57,7 @@ class Saving:
         self._keep = keep
         self._spared = spared
         self._before_run = before_run
+        self._resume = resume
         self._making = self._warned = False
         self._began = 0.0
         self._newest_began = time.monotonic()
@@ -78,10 +81,9 @@ class Saving:
         checkpoint; empty if there is none.
         """
         return (
-            f"; the last good checkpoint is {self._folder / CHECKPOINTS / self.newest}; adloco "
-            f"train --resume {self._folder} continues from there, with a lower --inner.lr or "
-            "--method.max_grad_norm, with --run.on_nonfinite skip, or with --data.skip_samples N "
-            "past N samples of each stream"
+            f"; the last good checkpoint is {self._folder / CHECKPOINTS / self.newest}; "
+            f"{self._resume} continues from there, with a lower inner.lr or method.max_grad_norm, "
+            "with run.on_nonfinite skip, or with data.skip_samples N past N samples of each stream"
             if self.newest
             else ""
         )
@@ -122,7 +124,7 @@ class Saving:
         except OSError as error:
             raise ValueError(
                 f"the last checkpoint of the run {self._problem(error)}; make room there, then "
-                f"resume from {self.newest} with: adloco train --resume {self._folder}"
+                f"resume from {self.newest} with: {self._resume}"
             ) from error
 
     def has(self, name: str) -> bool:

@@ -39,7 +39,7 @@ from adloco.run.json_files import write_json
 from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_use import Memory
 from adloco.run.model_flops import use_per_token
-from adloco.run.own_problem import recipe_of
+from adloco.run.own_problem import recipe_of, resume_call
 from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
@@ -99,7 +99,8 @@ class TrainingRun:
         self.task = parts.task
         self.notices = parts.notices
         """Sentences for a person before the first round."""
-        self.records = Records(folder)
+        again = resume_call(recipe, folder)
+        self.records = Records(folder, again)
         self._best = BestRound(removes=placement.is_island_first)
         self.saving = Saving(
             folder,
@@ -108,6 +109,7 @@ class TrainingRun:
             self._best.spared,
             # A checkpoint counts with its part `run`, so the records have all its rounds.
             before_run=self.records.to_disk,
+            resume=again,
         )
         if stored:
             self.saving.seconds = stored.about["checkpoint_seconds"]

@@ -22,7 +22,6 @@ from adloco.run.budget import Budget
 from adloco.run.changes import read_changes
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.json_files import read_json
-from adloco.run.stored import check_code, check_written_records
 from adloco.setting import Facts
 
 Flags = tuple[tuple[str, str], ...]
@@ -210,6 +209,8 @@ def finished_run(folder: Path) -> StudyRun:
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",
     )
+    from adloco.run.stored import check_code, check_written_records  # These import torch.
+
     check_code(finished(folder))  # To build the recipe imports it.
     check_written_records(folder)
     recipe = build_recipe(read_values(str(folder / RECIPE)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adloco.config.finding import held_by
 from adloco.errors import require
-from adloco.metric import SECONDS, TRAFFIC
+from adloco.metric import SECONDS
 from adloco.metrics import ROUND, Metric, Record, known_measures, validation
 from adloco.plan.link import Link
 from adloco.rules.outcome import ended_finite, islands_in, of_newest_text
@@ -30,8 +30,8 @@ MOST_WORDS = 400
 """Characters in which settings that differ are said with their values."""
 FEW_ROUNDS = 5
 """Rounds that an outer momentum and a batch rule need before they act."""
-SENT = Metric("sent", "left each worker", TRAFFIC)
-"""Bytes that left each worker, with every worker on an island of its own."""
+SENT = replace(ROUND["bytes_sent"], name="sent")
+"""Bytes that each worker sent over links, with every worker on an island of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ def num_syncs(record: Record, recipe: Recipe) -> int:
 
 
 def bytes_sent(record: Record, recipe: Recipe, replicas: int) -> float:
-    """Bytes that had left each worker after a round, with every worker on an island of its own.
+    """Bytes that each worker had sent over links after a round, each on an island of its own.
 
     replicas: Replicas that a data-parallel run is taken to have, one an island.
     """
