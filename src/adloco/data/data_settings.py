@@ -115,7 +115,7 @@ class DataSettings:
         split = "must name a split of the dataset, for instance train"
         require_setting(bool(self.split), self, "split", split)
         require_setting(
-            not self.validation_split or self.validation_split != self.split,
+            self.validation_split != self.split,
             self,
             "validation_split",
             "must be another split than {split=}, or empty to hold out a part of that",
@@ -211,17 +211,7 @@ class DataSettings:
 
     def at(self, path: str) -> "DataSettings":
         """These settings with another path as the source, all rows of which are held out."""
-        return replace(
-            self,
-            path=path,
-            dataset="",
-            config="",
-            split="train",
-            validation_split="",
-            streaming=False,
-            factory="",
-            arguments={},
-            islands={},
-            samples=0,
-            validation_samples=ALL_ROWS,
-        )
+        names = ("dataset", "factory", "arguments", "config", "split", "validation_split")
+        plain = DataSettings()
+        unset = {name: getattr(plain, name) for name in (*names, "streaming", "samples", "islands")}
+        return replace(self, **unset, path=path, validation_samples=ALL_ROWS)

@@ -80,12 +80,9 @@ def parquet_rows(file: Path, columns: Columns, text_column: str) -> Numbered:
         yield number + 1, GONE
     except (pyarrow.ArrowException, OSError) as error:
         problem = f" is not a readable parquet file from row {number + 1} on ({error})"
-        yield (
-            number + 1,
-            BadRow(
-                reason="unreadable file", problem=problem, advice="mend or remove it", rest=True
-            ),
-        )
+        advice = "mend or remove it"
+        bad = BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True)
+        yield number + 1, bad
 
 
 def _records(batch: Any) -> Iterator[Row | BadRow]:
@@ -99,11 +96,8 @@ def _records(batch: Any) -> Iterator[Row | BadRow]:
             except UnicodeDecodeError as error:
                 yield not_utf8(error)
             except (ValueError, OverflowError) as error:  # A date before the year 1, for instance.
-                yield BadRow(
-                    reason="unreadable row",
-                    problem=f" cannot be read ({error})",
-                    advice="mend or remove it",
-                )
+                problem, advice = f" cannot be read ({error})", "mend or remove it"
+                yield BadRow(reason="unreadable row", problem=problem, advice=advice)
 
 
 FORMATS: dict[str, tuple[str, RowsOf]] = {

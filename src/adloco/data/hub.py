@@ -66,12 +66,7 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 
 
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
-    """A file of a dataset, or one of its parts if these are not files.
-
-    Args:
-        stream: What `datasets` reads it with.
-        name: Its name, for messages.
-    """
+    """A file of a dataset, or one of its parts if these are not files; `datasets` streams it."""
 
     def read(columns: Columns, start: int) -> Numbered:
         import pyarrow
@@ -107,10 +102,8 @@ def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
                 raise unreachable(error) from error
             problem = f" cannot be read from row {number + 1} on ({_first_line(error)})"
             advice = "mend or fetch the file again"
-            yield (
-                number + 1,
-                BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True),
-            )
+            bad = BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True)
+            yield number + 1, bad
 
     return DataFile(name=name, read=read)
 

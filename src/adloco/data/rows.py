@@ -88,13 +88,7 @@ class Position:
 
 
 def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Position) -> "Rows":
-    """The rows of a stage, from a position on.
-
-    Args:
-        stage: The split to read, and how many of its rows.
-        columns: Columns to keep, and their types.
-        position: Where reading begins; changed as rows are read.
-    """
+    """The rows of a stage with these columns, from a position on, which moves as they are read."""
     if data.dataset:
         files = dataset_files(data, stage.source_split)
     elif data.factory:
@@ -108,10 +102,7 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
 
 @dataclass(kw_only=True)
 class Rows:
-    """Iterable of (row number, row); a row that is left out is None.
-
-    Iterating moves `position`. The attributes are the arguments of `open_rows`.
-    """
+    """Iterable of (row number, row); a row that is left out is None. Iterating moves `position`."""
 
     files: Sequence[DataFile]
     columns: Columns
@@ -181,18 +172,15 @@ class Rows:
                 advice="fill or remove it",
             )
         if type(value) is not kind:
+            reason = f"{column} is not {NAMES[kind]}"
             problem = f": column {column!r} is not {NAMES[kind]} but {type(value).__name__}"
-            return BadRow(
-                reason=f"{column} is not {NAMES[kind]}",
-                problem=problem,
-                advice="name a column that is",
-            )
+            return BadRow(reason=reason, problem=problem, advice="name a column that is")
         if isinstance(value, int) and not 0 <= value < MOST_CLASSES:
+            got = value if abs(value) < 2**63 else "a larger one"
+            whole = f": column {column!r} must hold whole numbers from 0 to {MOST_CLASSES - 1:,}"
+            advice = "name a column that does"
             return BadRow(
-                reason=f"{column} is no class",
-                problem=f": column {column!r} must hold whole numbers from 0 to "
-                f"{MOST_CLASSES - 1:,}, got {value if abs(value) < 2**63 else 'a larger one'}",
-                advice="name a column that does",
+                reason=f"{column} is no class", problem=f"{whole}, got {got}", advice=advice
             )
         return half_pair(value) if isinstance(value, str) else None
 
@@ -208,18 +196,11 @@ def half_pair(text: str) -> BadRow | None:
 
 
 def left_out(counts: Mapping[str, int], rows: int) -> str:
-    """A sentence that counts the rows left out, by reason; empty if there are none.
-
-    Args:
-        counts: Reason -> number of rows left out.
-        rows: Number of rows that were read, including those left out.
-    """
+    """A sentence on how many of the rows were left out, by reason; empty if none were."""
+    if not counts:
+        return ""
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-    return (
-        f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})"
-        if counts
-        else ""
-    )
+    return f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})"
 
 
 MOST_CLASSES = 1 << 16

@@ -149,14 +149,10 @@ class TokenStore:
 
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far; the end-of-text id follows each document."""
-        count = self.state.train if split == "train" else self.state.validation
-        return (
-            np.memmap(
-                self.folder / f"{split}.bin", dtype=self.state.dtype, mode="r", shape=(count,)
-            )
-            if count
-            else np.zeros(0, self.state.dtype)
-        )
+        count, dtype = getattr(self.state, split), self.state.dtype
+        if not count:  # No file of 0 bytes can be mapped.
+            return np.zeros(0, dtype)
+        return np.memmap(self.folder / f"{split}.bin", dtype=dtype, mode="r", shape=(count,))
 
     def digest(self, chunks: int) -> str:
         """Digest of the texts of the first `chunks` chunks."""
