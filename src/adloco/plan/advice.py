@@ -21,8 +21,6 @@ DEPARTURES = (
 )
 """How a candidate departs further from training that syncs in every step, by the numbers of
 `_departure`."""
-Predictor = Callable[[float], list[Prediction]]
-"""Bandwidth in bits/s -> predictions on a link of that bandwidth."""
 LOWEST, HIGHEST = 1e4, 1e13
 """Bandwidths in bits/s between which the crossing is searched."""
 
@@ -79,10 +77,8 @@ def _departure(found: Prediction) -> tuple[float, ...]:
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The predictions that no other beats in seconds, bytes, tokens and loss at once, by rising
-    seconds.
-
-    Losses count if they are predicted.
+    """The predictions that no other beats in seconds, bytes, tokens and loss (if it is predicted)
+    at once, by rising seconds.
     """
 
     def costs(one: Prediction) -> tuple[float, ...]:
@@ -95,10 +91,10 @@ def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
     return front
 
 
-def find_crossing(on_bandwidth: Predictor) -> float | None:
+def find_crossing(on_bandwidth: Callable[[float], list[Prediction]]) -> float | None:
     """The bandwidth in bits/s from which on data-parallel training is as fast as the fastest
     candidate that syncs; 0 if it is on every link, infinite if it is on none, None without one of
-    the two.
+    the two. `on_bandwidth` predicts all on a link of a bandwidth.
     """
 
     def parallel_is_slower(bandwidth: float) -> bool:

@@ -60,10 +60,9 @@ def candidates(
     *,
     try_batches: bool = False,
 ) -> list[Candidate]:
-    """All candidates.
+    """All candidates of recipes, by name or file.
 
     Args:
-        names: Recipes, by name or file.
         settings: (section.key, value); a key with several values is an axis.
         try_batches: True to try `BATCHES` of recipes with a constant batch.
 
@@ -121,8 +120,7 @@ def _of_recipe(
     found = []
     for values in itertools.product(*mine.values()):
         point = dict(zip(mine, values, strict=True))
-        recipe = _on_cluster(name, point, cluster, several_fragments)
-        if recipe is not None:
+        if recipe := _on_cluster(name, point, cluster, several_fragments):
             varied = tuple((key, value) for key, value in point.items() if len(mine[key]) > 1)
             found.append(Candidate(name=name, settings=varied, recipe=recipe))
     return found
@@ -145,7 +143,8 @@ def _on_cluster(
     if refused or not _shards_fit(first, cluster):
         return None
     shape = first.placement
-    alone = not _SHAPE & point.keys() and shape.replica_size == shape.shard_size == 1
+    given = {"placement.replica_size", "placement.shard_size"} & point.keys()
+    alone = not given and shape.replica_size == shape.shard_size == 1
     if alone and cluster.ranks > 1 and not first.data_parallel:
         first = replace(first, placement=replace(first.placement, replica_size=cluster.ranks))
     if point.get("switch.max_micro_batch", "auto") == "auto":
@@ -186,9 +185,6 @@ def check_fragments(found: Sequence[Candidate], layers: int) -> None:
         most <= layers,
         f"streaming.fragments must be <= {layers}, the layers of this model, got {most}",
     )
-
-
-_SHAPE = {"placement.replica_size", "placement.shard_size"}
 
 
 def smallest_worker_batch(recipe: Recipe, cluster: Cluster) -> int:
@@ -236,9 +232,8 @@ def _shards_fit(recipe: Recipe, cluster: Cluster) -> bool:
     """True if ranks can be divided into shards and replicas, and no copy of the model has a part of
     an island.
     """
-    ranks = ranks_of_island(recipe, cluster)
     try:
-        shards = shards_of_worker(recipe, cluster)
+        ranks, shards = ranks_of_island(recipe, cluster), shards_of_worker(recipe, cluster)
     except ValueError:
         return False
     return ranks % shards == 0 or shards % ranks == 0

@@ -106,23 +106,20 @@ class LossFit:
     (parametric bootstrap); empty if the law has as many constants as there are points."""
 
     def tokens_interval(
-        self, loss: float, *, method: str, batch: Batch, sync_every: float = 1, part: float = 0.9
+        self, loss: float, *, method: str, batch: Batch, sync_every: float = 1
     ) -> tuple[float, float] | None:
-        """The interval of the tokens to a loss that holds this part of the draws; None without."""
+        """The interval of the tokens to a loss that holds 90% of the draws; None without any."""
         found = sorted(
             law.tokens_to(loss, method=method, batch=batch, sync_every=sync_every)
             for law in self.draws
         )
-        beyond = round(len(found) * (1 - part) / 2)
+        beyond = round(len(found) * (1 - 0.9) / 2)
         return (found[beyond], found[-1 - beyond]) if found else None
 
 
 def fit_loss_law(points: Sequence[LossPoint], *, draws: int = 100) -> LossFit:
-    """Fit the law to points of short runs, each run with the same weight.
-
-    Args:
-        points: Losses of runs that share model, text and evaluation set.
-        draws: Laws of the bootstrap; 0 if no interval is wanted.
+    """Fit the law to points of short runs that share model, text and evaluation set, each run with
+    the same weight, and draw so many laws for intervals.
 
     Raises:
         ValueError: Fewer than two budgets were measured, or losses do not fall as tokens grow.
@@ -148,14 +145,16 @@ def fit_loss_law(points: Sequence[LossPoint], *, draws: int = 100) -> LossFit:
 
 def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
     """Fit the constants that the points can tell."""
-    found = search(terms.observe(points), terms.irreducible, terms.critical_batch)
-    log_costs = iter(found.costs)
+    irreducible, critical_batch, scale, exponent, columns = search(
+        terms.observe(points), terms.irreducible, terms.critical_batch
+    )
+    log_costs = iter(columns)
     costs = {method: math.exp(next(log_costs)) for method in terms.methods}
     return LossLaw(
-        irreducible=found.irreducible,
-        scale=found.scale,
-        exponent=found.exponent,
-        critical_batch=found.critical_batch,
+        irreducible=irreducible,
+        scale=scale,
+        exponent=exponent,
+        critical_batch=critical_batch,
         methods={point.method: costs.get(point.method, 1.0) for point in points},
         sync_exponent=next(log_costs) if terms.sync_every else 0.0,
         annealing=math.exp(next(log_costs)) if terms.annealing else 1.0,

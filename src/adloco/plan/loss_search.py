@@ -38,29 +38,17 @@ class Observations:
     """[n, k] Factors of the terms of the logarithm of the cost."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
-    """The constants with the least squared relative errors of the loss."""
-
-    irreducible: float
-    critical_batch: float
-    scale: float
-    """exp(a)."""
-    exponent: float
-    costs: tuple[float, ...]
-    """[k] Constants of the columns."""
-
-
 def search(
     seen: Observations, irreducible: tuple[float, float], critical_batch: tuple[float, float]
-) -> Solution:
-    """Find the constants of the law.
+) -> tuple[float, float, float, float, list[float]]:
+    """Find the constants of the law with the least squared relative errors of the loss.
 
     Args:
-        irreducible: Lowest and highest E, below all losses.
-        critical_batch: Lowest and highest B, in samples; infinite if batches cost nothing.
+        irreducible: Lowest and highest E, below all losses; equal if it is not fitted.
+        critical_batch: Those of B, in samples; infinite if batches cost nothing.
 
-    The two ends are equal where a constant is not fitted.
+    Returns:
+        E, B, exp(a), p, and the costs of the columns, [k].
     """
     bounds = [irreducible, (math.log(critical_batch[0]), math.log(critical_batch[1]))]
     axes = [_axis(low, high, GRID) for low, high in bounds]
@@ -77,13 +65,8 @@ def search(
             # The next grid reaches to the neighbours of the best point of this one.
             steps = [step / 3 for step in steps]
     exponent, (intercept, *costs) = float(exponents[best]), solved[best]
-    return Solution(
-        irreducible=float(middle[0]),
-        critical_batch=float(np.exp(middle[1])),
-        scale=float(np.exp(intercept)),
-        exponent=exponent,
-        costs=tuple(float(cost) / exponent for cost in costs),
-    )
+    critical, scale = float(np.exp(middle[1])), float(np.exp(intercept))
+    return float(middle[0]), critical, scale, exponent, [float(cost) / exponent for cost in costs]
 
 
 def _axis(low: float, high: float, points: int) -> np.ndarray:
@@ -93,10 +76,8 @@ def _axis(low: float, high: float, points: int) -> np.ndarray:
 def _solve(
     seen: Observations, irreducible: np.ndarray, critical: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Solve at each point of a grid of e values of E and c of B.
-
-    Returns:
-        [e, c] Squared errors; [e, c] p; [e, c, 1 + k] a and p times the costs.
+    """Solve at each point of a grid of e values of E and c of B: squared errors, [e, c]; p, [e, c];
+    a and p times the costs, [e, c, 1 + k].
     """
     progress = (1 / (1 + seen.batches / critical[:, None])) @ seen.shares.T
     effective = np.log(seen.tokens * progress)[None]

@@ -44,18 +44,14 @@ class Rows:
 
 
 def read_rows(path: Path, *, measured: bool) -> Rows:
-    """Read a CSV file with a header.
+    """Read a CSV file with a header; ValueError if a column is missing or a value is wrong.
 
     measured: True if each row must have a measurement.
-
-    Raises:
-        ValueError: A column is missing, or a value is not what it must be.
     """
     require(path.is_file(), f"there is no file {str(path)!r}; name a CSV file with measurements")
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        names = [name.strip() for name in reader.fieldnames or ()]
-        reader.fieldnames = names
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
         cells = list(reader)
     lacking = [name for name in KEYS if name not in names]
     require(
@@ -83,12 +79,11 @@ def read_rows(path: Path, *, measured: bool) -> Rows:
         )
         for line, cell in enumerate(cells, start=2)
     ]
-    if measured and measure == "compute_utilisation":
-        for line, row in enumerate(rows, start=2):
-            require(
-                (row.value or 0) <= 1,
-                f"{path} line {line}: compute_utilisation must be > 0 and <= 1, got {row.value}",
-            )
+    for line, row in enumerate(rows, start=2):
+        require(
+            measure == "round_seconds" or (row.value or 0) <= 1,
+            f"{path} line {line}: compute_utilisation must be > 0 and <= 1, got {row.value}",
+        )
     return Rows(rows=rows, measure=measure, cells=cells)
 
 

@@ -24,7 +24,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -54,10 +54,8 @@ class Sync:
     """Buckets that leave during a round of one step; None: everything leaves at its end."""
 
     def seconds(self, cluster: Cluster) -> tuple[float, float]:
-        """Seconds in which a fragment's bytes are in flight, and those that it takes besides.
-
-        These are `sync_seconds` and latencies: 2 (workers - 1) of them for each exchange in a ring,
-        and 2 all to all.
+        """Seconds in which a fragment's bytes are in flight, and those that it takes besides:
+        `sync_seconds`, and latencies of the link.
         """
         if self.workers == 1:
             return 0.0, 0.0
@@ -116,16 +114,14 @@ def round_time(
         late = max(0.0, transfer + besides - slowest(beside))
     events = Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every)
     meetings = [event.step for event in events if late or event.kind != "receive"]
-    stretches = Counter(
-        end - begin for begin, end in itertools.pairwise([0, *meetings, sync_every])
-    )
+    bounds = itertools.pairwise([0, *meetings, sync_every])
+    stretches = Counter(end - begin for begin, end in bounds)
     trained = sum(count * slowest(steps) for steps, count in stretches.items())
     computing = sync_every * sum(step_seconds) / len(step_seconds)
     waited = sync.fragments * late
     undisturbed = trained + waited
-    rate = cluster.failures_per_second
     with_failures = undisturbed
-    if rate:
+    if rate := cluster.failures_per_second:
         # Capped, so that all rounds of a run together stay finite.
         exponent = min(rate * undisturbed, 300.0)
         with_failures = math.expm1(exponent) * (1 / rate + cluster.restart_seconds)
@@ -148,13 +144,9 @@ def mean_round(
     shorter = round_time(cluster, step_seconds, steps, sync)
     if not part:
         return shorter
-    longer = asdict(round_time(cluster, step_seconds, steps + 1, sync))
-    return RoundTime(
-        **{
-            name: (1 - part) * seconds + part * longer[name]
-            for name, seconds in asdict(shorter).items()
-        }
-    )
+    longer = vars(round_time(cluster, step_seconds, steps + 1, sync))
+    mean = {name: (1 - part) * one + part * longer[name] for name, one in vars(shorter).items()}
+    return RoundTime(**mean)
 
 
 @functools.lru_cache(maxsize=4096)  # A plan asks again for each bandwidth.

@@ -104,10 +104,8 @@ def tokens_target(
 
 
 def _times(needed: Callable[[float], float]) -> float:
-    """Times the tokens that local training needs because of its gap at the end of them: more tokens
-    have more syncs, and a smaller gap.
-
-    needed: Takes times the tokens; returns times the tokens that the gap after so many needs.
+    """Times the tokens that local training needs because of its gap at the end of them, which
+    `needed` tells after so many times the tokens: more have more syncs, and a smaller gap.
     """
     fewest, most = 1.0, needed(1.0)
     for _ in range(40):
@@ -130,7 +128,6 @@ def loss_target(
     """
 
     def known(recipe: Recipe, batch: float) -> dict[str, Any]:
-        """Values that the law takes from a recipe."""
         method, _ = nearest_method(recipe, fit.law.methods)
         return {"method": method, "batch": batch, "sync_every": sync_every_of(recipe)}
 
