@@ -33,11 +33,7 @@ FROZEN = "frozen.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBuilder:
-    """Builds a run's model.
-
-    A call returns a model without memory (on the meta device), to which `filling` gives memory and
-    values. If `filling` is None, a call returns a complete model.
-    """
+    """Builds a run's model of transformers, as `Builder` says."""
 
     config: Any
     head: Head
@@ -54,18 +50,15 @@ class ModelBuilder:
 
     @property
     def filling(self) -> Fill | None:
-        """Function that gives memory and values to a part of a model; None if none is needed."""
         return None if self.stored.only_whole else self.fill
 
     @cached_property
     def stored(self) -> StoredWeights:
-        """Places of the trained weights on disk; none for a model from scratch."""
         if self.weights:
             return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
         # Where `load_config` has read the configuration; elsewhere there is no such file.
-        folder = self.config.name_or_path
-        file = Path(folder) / FROZEN
-        known = folder and file.is_file()
+        file = Path(self.config.name_or_path) / FROZEN
+        known = self.config.name_or_path and file.is_file()
         return frozen_weights(file, self._empty()) if known else StoredWeights()
 
     @property
@@ -89,8 +82,7 @@ class ModelBuilder:
                     copy.deepcopy(self.config), dtype=self._dtype, trust_remote_code=False
                 )
         except Exception as error:
-            # Sizes that do not fit together, or a type without this head. The message of
-            # transformers can be long.
+            # Sizes that do not fit together, or a type without this head.
             reason = " ".join(str(error).split())[:160]
             raise ValueError(
                 f"no {self.head} of a {self.config.model_type} can be built with these sizes "
@@ -98,12 +90,8 @@ class ModelBuilder:
             ) from error
 
     def _must_be_there(self, name: str, base: str) -> bool:
-        """True if trained weights without this tensor are refused.
-
-        A classification head and a pooler may be missing, and are then drawn; all else must be
-        stored.
-
-        base: Name of the body (the model without its head) in the model.
+        """True if trained weights without this tensor are refused; `base` is the body's name. A
+        classification head and a pooler may be missing, and are then drawn.
         """
         return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
 
@@ -121,19 +109,13 @@ class ModelBuilder:
                         output_loading_info=True,
                     )
             except Exception as error:
-                advice = (
-                    "give a folder with weights or a hub name that can be reached, leave its sizes "
-                    "as they are, or set model.pretrained false"
-                )
                 raise ValueError(
                     f"the weights of model.name {self.weights!r} could not be loaded "
-                    f"({type(error).__name__}); {advice}"
+                    f"({type(error).__name__}); give a folder with weights or a hub name that can "
+                    "be reached, leave its sizes as they are, or set model.pretrained false"
                 ) from error
-        missing = sorted(
-            key
-            for key in report["missing_keys"]
-            if self._must_be_there(key, model.base_model_prefix)
-        )
+        base = model.base_model_prefix
+        missing = sorted(key for key in report["missing_keys"] if self._must_be_there(key, base))
         rest = f"{len(missing)} tensors of the model, such as {missing[0]}" if missing else ""
         require(
             not missing,
@@ -155,11 +137,7 @@ class ModelBuilder:
 
         named = dict(model.named_modules())
         name = next(name for name, module in named.items() if module is part)
-        fresh = {
-            module
-            for module in part.modules()
-            if any(tensor.is_meta for tensor in _own_tensors(module))
-        }
+        fresh = {one for one in part.modules() if any(each.is_meta for each in _own_tensors(one))}
         for module in fresh:
             module.to_empty(device="cpu", recurse=False)
             for tensor in _own_tensors(module):
@@ -180,12 +158,8 @@ class ModelBuilder:
                 and f"{name}.".startswith(place and f"{place}.")
             )
             _draw(inner, part, to_draw)
-        if not all(
-            _is_drawn(tensor)
-            for module in to_draw
-            for tensor in _own_tensors(module)
-            if tensor not in stored
-        ):
+        own = (tensor for module in to_draw for tensor in _own_tensors(module))
+        if not all(_is_drawn(tensor) for tensor in own if tensor not in stored):
             advice = (
                 "and they are missing from its trained weights"
                 if self.weights
@@ -200,7 +174,6 @@ class ModelBuilder:
             model.tie_weights()  # type: ignore[operator]
 
     def whole(self) -> nn.Module:
-        """A model with memory and values, on the CPU."""
         model: nn.Module = self()
         if self.filling:
             fill_whole(model, self.filling)
@@ -222,7 +195,6 @@ class ModelBuilder:
 
     @staticmethod
     def load_config(folder: Path) -> Any:
-        """The configuration in a folder."""
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -230,10 +202,7 @@ class ModelBuilder:
 
 def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
     """Initialise a module after its children, as transformers does, if anything in it is fresh: by
-    the innermost model that has it.
-
-    Returns:
-        True if the module was initialised.
+    the innermost model that has it. Returns True if it was initialised.
     """
     from transformers import PreTrainedModel
 

@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 FIXED = "fixed.json"
 SHOWN = 4
@@ -22,27 +23,28 @@ Values = Mapping[str, Sequence[float]]
 def fixed_values(model: nn.Module) -> Values:
     """The first values of each such tensor of a model that is not sparse."""
     state = model.state_dict().keys()
-    found: dict[str, Tensor] = {
-        **{name: each for name, each in model.named_parameters() if not each.requires_grad},
-        **{name: each for name, each in model.named_buffers() if name not in state},
-    }
+    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+    unsaved = [(name, each) for name, each in model.named_buffers() if name not in state]
     return {
         name: each.flatten()[:SHOWN].double().tolist()
-        for name, each in found.items()
+        for name, each in (*frozen, *unsaved)
         if each.layout == torch.strided
     }
 
 
-def save_fixed(values: Values, folder: Path) -> None:
-    """Write these values into a folder; nothing if there are none."""
+def save_own(config: Any, values: Values, file: Path) -> None:
+    """Write the configuration of a model of one's own into a file, and these values, if there are
+    any, beside it.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(config, indent=2) + "\n")
     if values:
-        (folder / FIXED).write_text(json.dumps(values, indent=2) + "\n")
+        (file.parent / FIXED).write_text(json.dumps(values, indent=2) + "\n")
 
 
 def changed_fixed(build: Callable[[], nn.Module], folder: Path) -> str:
-    """A sentence if a model that is built now has other values than were saved, empty if not.
-
-    build: Builds it; called if there is something to compare.
+    """A sentence if a model that is built now has other values than were saved, empty if not; none
+    is built if none were.
     """
     if not (folder / FIXED).exists():
         return ""

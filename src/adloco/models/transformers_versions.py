@@ -7,9 +7,8 @@ KEY_VALUE_CACHE = ("cache", "past_key_values")
 
 
 def recompute_activations(model: Any, options: dict[str, Any]) -> None:
-    """Let a model recompute activations in the backward pass.
-
-    options: Keyword arguments for `torch.utils.checkpoint.checkpoint`.
+    """Let a model recompute activations in the backward pass, by torch's `checkpoint` with these
+    options.
     """
     # 5.23 has a new name, and warns of the old one.
     if hasattr(model, "activation_checkpointing_enable"):
@@ -29,6 +28,4 @@ def known_changes() -> tuple[type, ...]:
 
     # 5.6 and later have PrefixChange.
     names = ("WeightRenaming", "PrefixChange", "WeightConverter")
-    return tuple(
-        getattr(core_model_loading, name) for name in names if hasattr(core_model_loading, name)
-    )
+    return tuple(kind for name in names if (kind := getattr(core_model_loading, name, None)))

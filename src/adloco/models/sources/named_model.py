@@ -56,24 +56,19 @@ class NamedModel:
                     default = AutoConfig.from_pretrained(self.name, trust_remote_code=False)
         except Exception as error:
             # transformers raises OSError, ValueError and errors of hub clients, with long messages.
-            allowed = (
-                "allowed are a folder with config.json, a hub name that can be reached, or from "
-                "scratch a type such as bert"
-            )
             raise ValueError(
                 f"model.name {self.name!r} could not be loaded ({silent or type(error).__name__}); "
-                f"{allowed}"
+                "allowed are a folder with config.json, a hub name that can be reached, or from "
+                "scratch a type such as bert"
             ) from error
-        language = hasattr(default, "vocab_size") and not getattr(
-            default, "is_encoder_decoder", False
-        )
+        both = getattr(default, "is_encoder_decoder", False)
         require(
-            language,
+            hasattr(default, "vocab_size") and not both,
             f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take "
             "a decoder such as gpt2 or an encoder such as bert",
         )
         known = default.to_dict()
-        for key in self.overrides:
+        for key, rate in self.overrides.items():
             nearest = difflib.get_close_matches(key, list(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
@@ -81,7 +76,6 @@ class NamedModel:
                 f"model.overrides has {key!r}, which the configuration of {self.name!r} does not "
                 f"have; {advice}",
             )
-            rate = self.overrides[key]
             require(
                 "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
                 f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
