@@ -19,11 +19,7 @@ from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.distributed.device import to_device
 from adloco.errors import require
-from adloco.models.attention import (
-    POSITIONS_AFTER_PADDING,
-    check_context,
-    without_mask,
-)
+from adloco.models.attention import POSITIONS_AFTER_PADDING, check_context, without_mask
 from adloco.models.transformers_versions import KEY_VALUE_CACHE
 from adloco.tasks.task import TaskData
 
@@ -50,10 +46,8 @@ class LanguageModel:
     """Causal language modelling on windows of a token cache."""
 
     def __init__(self, cache: TokenCache, windows: int) -> None:
-        """
-        Args:
-            cache: Its text to validate on has one window at least.
-            windows: Windows of an evaluation; 0: all.
+        """cache: Its text to validate on has one window at least; `windows` are evaluated, or with
+        0 all.
         """
         self.tokenizer = cache.tokenizer
         self._cache, self._data = cache, cache.data
@@ -151,11 +145,8 @@ class LanguageModel:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats.
-
-    Args:
-        logits: [samples, context, vocabulary].
-        targets: Token ids [samples, context].
+    """Mean cross-entropy in nats of logits [samples, context, vocabulary] and token ids [samples,
+    context].
     """
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
@@ -167,9 +158,7 @@ def compiled_cross_entropy() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def next_token_loss(
-    model: Any,
-    ids: Tensor,
-    loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    model: Any, ids: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 ) -> Tensor:
     """Mean cross-entropy of each token given those before it, in nats.
 
@@ -206,9 +195,7 @@ def generate(
     """Draw the token ids that continue a prompt, one at a time.
 
     Args:
-        model: A causal language model of transformers.
-        prompt: Token ids, at least one.
-        max_tokens: Most ids to draw.
+        prompt: At least one.
         temperature: Divides the logits; 0 takes the most likely token each time.
         context_tokens: The model sees this many of the latest tokens.
         vocab_size: Number of the tokenizer's ids; a model can have outputs for more, none is drawn.
@@ -232,12 +219,11 @@ def generate(
             cache = getattr(output, held, None)
             options = {"use_cache": cache is not None, held: cache}
         logits = output.logits[0, -1, :vocab_size].float().cpu()
-        token = (
-            int(logits.argmax())
-            if temperature == 0
-            else int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
-        )
-        if token == stop:
+        if temperature == 0:
+            drawn = logits.argmax()
+        else:
+            drawn = torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)
+        if (token := int(drawn)) == stop:
             return
         ids.append(token)
         yield token
