@@ -22,18 +22,14 @@ Values = dict[str, dict[str, Any]]
 
 
 def read_values(recipe: str) -> Values:
-    """Read the sections of a recipe; without run.name, the recipe gets the name of its file.
-
-    recipe: Path of a TOML file, or the name of a shipped recipe.
-
-    Raises:
-        ValueError: There is no such recipe, or it is not valid TOML in UTF-8.
+    """Read the sections of a recipe, by the path of a TOML file or the name of a shipped one;
+    without run.name, it gets the name of its file. ValueError if there is no such recipe, or it is
+    not valid TOML in UTF-8.
     """
     if recipe in shipped_recipes():
         text = shipped_text(recipe)
     else:
-        path = Path(recipe)
-        names = ", ".join(shipped_recipes())
+        path, shipped = Path(recipe), shipped_recipes()
         require(
             not (path / "recipe.toml").is_file(),
             f"{recipe!r} is the folder of a run and not a recipe; resume it with adloco train "
@@ -42,7 +38,7 @@ def read_values(recipe: str) -> Values:
         require(
             path.is_file(),
             f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are "
-            f"{names}{_suggest(recipe, shipped_recipes())}",
+            f"{', '.join(shipped)}{_suggest(recipe, shipped)}",
         )
         try:
             text = path.read_bytes().decode("utf-8")
@@ -110,11 +106,8 @@ def _known_to_choice(
 
 
 def build_recipe(values: Values) -> Recipe:
-    """Build a recipe from its sections and check every value.
-
-    Raises:
-        ValueError: A section or setting is unknown, missing, of the wrong type or out of range. The
-            message names the first such setting.
+    """Build a recipe from its sections and check every value; ValueError names the first setting
+    or section that is unknown, missing, of the wrong type or out of range.
     """
     for section in values:
         if section not in SECTIONS:
@@ -125,7 +118,7 @@ def build_recipe(values: Values) -> Recipe:
             )
     built: dict[str, Any] = {}
     for name in SECTIONS:
-        built.update(_build_section(name, values.get(name, {})))
+        built |= _build_section(name, values.get(name, {}))
     built["options"] = {key: built.pop(key) for key in options()}
     return Recipe(**built)
 
@@ -171,10 +164,9 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
 
 
 def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
-    section = SECTIONS[name]
-    if section.choice is None:
+    section, choice = SECTIONS[name], SECTIONS[name].choice
+    if choice is None:
         return dict(section.parts)
-    choice = section.choice
     chosen = values.get(choice.key, choice.default)
     try:
         owner = choice.register.find(str(chosen))
@@ -192,11 +184,7 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
 
 def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, str]] = ()) -> str:
     """A hint at the word that was meant, or at settings of that (section, key)."""
-    meant = [
-        name
-        for section, key in settings
-        for name in settings_meant(key)
-        if f"{section}.{key}" not in settings_meant(key)
-    ]
+    known = ((f"{section}.{key}", settings_meant(key)) for section, key in settings)
+    meant = [name for own, names in known if own not in names for name in names]
     meant = meant or [repr(name) for name in difflib.get_close_matches(word.lower(), allowed, n=1)]
     return f" (did you mean {' or '.join(meant)}?)" if meant else ""

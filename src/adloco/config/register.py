@@ -31,11 +31,8 @@ class Register:
         return classes_with_key(self.package)
 
     def find(self, name: str) -> type:
-        """The class with this key or dotted path.
-
-        Raises:
-            ValueError: There is no such class, or the setting cannot take it. The message is the
-                rest of a sentence that the caller begins with the name of the setting.
+        """The class with this key or dotted path, or a ValueError with the rest of a sentence that
+        the caller begins with the name of the setting.
         """
         if ":" in name:
             return self._checked(name, load_object(name))
@@ -51,8 +48,8 @@ class Register:
 
     def name_of(self, owner: type) -> str:
         """The key or dotted path by which `find` finds this class."""
-        keys = [key for key, kind in self.classes.items() if kind is owner]
-        return keys[0] if keys else f"{owner.__module__}:{owner.__qualname__}"
+        keys = (key for key, kind in self.classes.items() if kind is owner)
+        return next(keys, f"{owner.__module__}:{owner.__qualname__}")
 
     def missing(self, kind: type) -> list[str]:
         """Members of the protocol that a class lacks."""

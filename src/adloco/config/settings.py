@@ -153,12 +153,8 @@ class RunSettings:
     @property
     def limits(self) -> dict[str, int]:
         """The budgets by name; 0: no limit."""
-        return {
-            "tokens": self.tokens,
-            "rounds": self.rounds,
-            "inner_steps": self.inner_steps,
-            "syncs": self.syncs,
-        }
+        names = ("tokens", "rounds", "inner_steps", "syncs")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def tracker_names(self) -> list[str]:

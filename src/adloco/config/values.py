@@ -28,12 +28,8 @@ class FlagText(str):
 
 
 def plain_value(name: str, hint: Any, value: Any) -> Any:
-    """A value as TOML has it: read from the text of a flag, with numbers in the place of sizes.
-
-    Args:
-        name: section.key
-        hint: The setting's type.
-        value: What was given in a file, on the line or from Python.
+    """A value of section.key, whose type is the hint, as TOML has it: read from the text of a flag,
+    with numbers in the place of sizes.
     """
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value, get_origin(hint) in LISTS)
@@ -41,11 +37,8 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
 
 
 def construct(owner: type, given: Mapping[str, Any]) -> Any:
-    """An object of a dataclass, with these values converted to the types of its fields.
-
-    Raises:
-        ValueError: A value is missing, has a wrong type, or is refused by the class; the message
-            begins with its name. Or a field has a type that cannot be converted to.
+    """An object of a dataclass, with these values converted to the types of its fields; ValueError
+    begins with the name of a value that is missing, has a wrong type, or is refused by the class.
     """
     hints = get_type_hints(owner, include_extras=True)
     # pydantic would take true for 1, but not a list.
@@ -147,10 +140,9 @@ def _with_sizes(name: str, hint: Any, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     number = read_gib(value) if name.endswith(".gib") else read_number(value)
-    if number is None:
-        with suppress(ValueError):
-            return float(value)  # For instance 1e-5, or nan.
-    return value if number is None else number
+    with suppress(ValueError):
+        return float(value) if number is None else number  # For instance 1e-5, or nan.
+    return value
 
 
 COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
@@ -164,10 +156,7 @@ BYTES = {
 
 
 def read_number(text: str) -> int | float | None:
-    """The number that a text such as 600k or 1e6 stands for; None if it is none.
-
-    A whole number is an int.
-    """
+    """The number that a text such as 600k or 1e6 is, an int if it is whole; None if it is none."""
     return _read(text, COUNTS)
 
 
