@@ -39,24 +39,21 @@ class Finding:
 
 def versions(facts: Sequence[RankFacts]) -> Finding:
     """Versions, the same on all ranks or not."""
-    first, name = facts[0].versions, "versions"
+    first = facts[0].versions
     differing: dict[str, str] = {}
     for rank, each in enumerate(facts):
         for key, version in each.versions.items():
             if version != first[key]:
-                text = (
-                    f"{key} is {_short(first[key])} on {facts[0].host} and {_short(version)} on "
-                    f"{each.host} (rank {rank})"
-                )
-                differing.setdefault(key, text)
+                here = f"{key} is {_short(first[key])} on {facts[0].host}"
+                there = f"{_short(version)} on {each.host} (rank {rank})"
+                differing.setdefault(key, f"{here} and {there}")
     if differing:
         level: Level = "problem" if {*MUST_AGREE} & {*differing} else "warning"
-        return Finding(
-            name, level, f"{'; '.join(differing.values())}; install the same on all machines"
-        )
+        text = f"{'; '.join(differing.values())}; install the same on all machines"
+        return Finding("versions", level, text)
     named = ", ".join(f"{key} {first[key]}" for key in ("python", "torch", "adloco"))
     same = f", the same on {len(facts)} ranks" if len(facts) > 1 else ""
-    return Finding(name, "ok", f"{named}{same}")
+    return Finding("versions", "ok", f"{named}{same}")
 
 
 def devices(facts: Sequence[RankFacts]) -> Finding:
@@ -81,10 +78,9 @@ def devices(facts: Sequence[RankFacts]) -> Finding:
 
 def interface(facts: RankFacts, machines: int) -> Finding:
     """The network interface that a machine uses."""
-    name = next((name for name, own in facts.addresses.items() if own == facts.address), "?")
-    right = next(
-        (name for name, own in facts.addresses.items() if own == facts.towards_first), None
-    )
+    # Of interfaces with one address the first is named.
+    names = {address: name for name, address in reversed([*facts.addresses.items()])}
+    name, right = names.get(facts.address, "?"), names.get(facts.towards_first)
     advice = f"set {VARIABLES[0]}={right or 'NAME'}" + (
         f" and {VARIABLES[1]}={right or 'NAME'}" if facts.device != "cpu" else ""
     )
@@ -123,10 +119,7 @@ def ports(facts: Sequence[RankFacts]) -> Finding:
 
 
 def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
-    """The folder for runs: writable, and seen by all machines or not.
-
-    seen: For each rank, True if it sees what rank 0 writes.
-    """
+    """The folder for runs: writable, and whether all ranks see what rank 0 writes."""
     there = facts[0].folder
     for each in facts:
         if each.writable:
@@ -145,12 +138,7 @@ def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
 
 
 def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) -> Finding:
-    """Room for a run's checkpoints.
-
-    Args:
-        checkpoint_bytes: About how large one is; None: not known.
-        kept: How many are on disk at once.
-    """
+    """Room for a run's checkpoints, of which so many are kept; None: their size is not known."""
     least = min(facts, key=lambda each: each.free_bytes)
     free = f"{least.free_bytes / 1e9:,.1f} GB are free in {least.folder} on {least.host}"
     if checkpoint_bytes is None:

@@ -67,12 +67,7 @@ class RankFacts:
 
 
 def look(folder: Path, device_name: str) -> RankFacts:
-    """Look at this rank's machine.
-
-    Args:
-        folder: The run's folder, which need not exist yet.
-        device_name: As `run.device`.
-    """
+    """Look at this rank's machine, with `run.device` and a run's folder, which need not exist."""
     device = choose_device(device_name)
     there = _existing(folder)
     return RankFacts(
@@ -105,9 +100,8 @@ def all_facts(mine: RankFacts) -> list[RankFacts]:
     does not say is taken to be as here.
     """
     own = asdict(mine)
-    return [
-        RankFacts(**{name: said.get(name, own[name]) for name in own}) for said in all_states(own)
-    ]
+    known = ({name: said.get(name, own[name]) for name in own} for said in all_states(own))
+    return [RankFacts(**each) for each in known]
 
 
 def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[int]:
@@ -130,11 +124,8 @@ def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """For each rank, True if it sees a file that rank 0 writes into its folder.
-
-    Called on all ranks.
-
-    folder: A folder that exists and that rank 0 can write into; the other ranks' is ignored.
+    """For each rank, True if it sees a file that rank 0 writes into its folder, which exists; the
+    other ranks' is ignored. Called on all ranks.
     """
     # Every rank has the name before the file is there.
     file = Path(all_states(str(folder.absolute() / f".adloco-{uuid.uuid4().hex}"))[0])
