@@ -96,9 +96,8 @@ class Rendezvous:
 
 
 def on_this_machine(count: int) -> Rendezvous:
-    """The place of a launcher that is alone, with a store that only this machine reaches.
-
-    count: Ranks that it starts.
+    """The place of a launcher that is alone and starts so many ranks, with a store that only this
+    machine reaches.
     """
     return _enter(local_store(), None, True, 1, count, 0.0)
 
@@ -181,11 +180,8 @@ def _found_store(
 
 
 def _tunnel_to(address: tuple[str, int], secret: bytes) -> Relay:
-    """A tunnel to the door at an address.
-
-    Raises:
-        ValueError: The machine there has another secret, or none.
-        OSError: Nobody answers there.
+    """A tunnel to the door at an address; ValueError if the machine there has another secret, or
+    none, and OSError if nobody answers.
     """
     try:
         return open_tunnel(address, secret)

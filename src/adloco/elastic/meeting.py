@@ -186,8 +186,7 @@ def _states_at_meeting(
     store: Any, quorum: Quorum, silent_seconds: float, launchers: Silence
 ) -> dict[int, State]:
     """Return the state of each member, once nobody is waited for any more or the meeting is over.
-
-    launchers: Looks for signs of life of the launchers of those that are late.
+    Looks for signs of life of the launchers of those that are late, too.
     """
     number, keys = quorum.number + 1, quorum.keys(store)
     silence = Silence(round(min(SILENT_SECONDS, silent_seconds) / LOOK_SECONDS))
@@ -237,11 +236,8 @@ def choose(
 
 
 def _asking(store: Any, number: int, failed: Collection[int]) -> list[int]:
-    """Ids of the processes that have asked to join, live, and are not in a quorum.
-
-    Args:
-        number: The newest quorum.
-        failed: Processes that have failed since then.
+    """Ids of the processes that have asked to join, live, and are not in the newest quorum, which
+    has this number, or among those that have failed since then.
     """
     asked = [int(store.get(f"asks-{turn + 1}")) for turn in range(store.add("asked", 0))]
     members = read_decision(store, number).members if number else []
@@ -285,9 +281,5 @@ def _wait_until_ended(store: Any, failed: Iterable[int], launchers: Silence) -> 
     left = [process for process in failed if beats_of_launcher(store, process)]
     while left and time.monotonic() < deadline:
         gone = launchers.look({process: beats_of_launcher(store, process) for process in left})
-        left = [
-            process
-            for process in left
-            if process not in gone and not store.check([f"dead-{process}"])
-        ]
+        left = [each for each in left if each not in gone and not store.check([f"dead-{each}"])]
         time.sleep(LOOK_SECONDS if left else 0)

@@ -28,10 +28,8 @@ class Regrouping:
     """The memory of a rank from one quorum of its run to the next."""
 
     def __init__(self, recipe: Recipe, quorum: Quorum, resumed: Path | None) -> None:
-        """
-        Args:
-            quorum: The first one that this process is in.
-            resumed: Folder of the run to resume; None: the recipe says.
+        """quorum: The first one that this process is in; resumed: None if the recipe has the folder
+        of the run to resume.
         """
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
@@ -155,10 +153,7 @@ class Regrouping:
             )
 
     def ended(self, code: int | None) -> None:
-        """Tell the others how training has ended here.
-
-        code: The exit code; None if the ranks meet again.
-        """
+        """Tell the others with which exit code training has ended here; None: the ranks meet."""
         if self._leaves:
             leave(self.quorum)
         elif code is not None:
@@ -174,9 +169,8 @@ class Regrouping:
         return run.placement.agree(asked)
 
     def others_continue(self, signals: Sequence[int]) -> bool:
-        """True, on all ranks, if only some were told to stop, and not by Ctrl+C: a machine leaves.
-
-        signals: Those that came here.
+        """True, on all ranks, if only some were told to stop, by the signals that came there, and
+        not by Ctrl+C: a machine leaves.
         """
         run = self._run
         if not self.recovers or run is None:
