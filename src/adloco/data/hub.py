@@ -50,17 +50,10 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         f"{', '.join(streams)}",
     )
     stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
-    names = (
-        [str(file) for file in files]
-        if len(files) == stream.num_shards
-        else [f"part {index + 1}" for index in range(stream.num_shards)]
-    )
+    count, column = stream.num_shards, data.text_column
+    names = files if len(files) == count else [f"part {index + 1}" for index in range(count)]
     return [
-        dataset_file(
-            stream.shard(num_shards=stream.num_shards, index=index),
-            f"{what}: {name}",
-            data.text_column,
-        )
+        dataset_file(stream.shard(num_shards=count, index=index), f"{what}: {name}", column)
         for index, name in enumerate(names)
     ]
 

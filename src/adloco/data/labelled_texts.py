@@ -23,21 +23,19 @@ TEXTS_AT_ONCE = 64
 """Texts that are tokenised together."""
 
 
+@dataclass(eq=False)
 class LabelledSource:
-    """Batches of labelled texts; `numbers` takes (stream, position, count) to those of texts."""
+    """Batches of labelled texts, by stream and position."""
 
-    def __init__(
-        self,
-        texts: "LabelledTexts",
-        pad: int,
-        num_streams: int,
-        numbers: Callable[[int, int, int], NDArray[np.int64]],
-    ) -> None:
-        self.num_streams = num_streams
-        self._texts, self._pad, self._numbers = texts, pad, numbers
+    texts: "LabelledTexts"
+    pad: int
+    """Token id that fills shorter texts."""
+    num_streams: int
+    numbers: Callable[[int, int, int], NDArray[np.int64]]
+    """(stream, position, count) -> the numbers of the texts there."""
 
     def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
-        return self._texts.batch(self._numbers(stream, position, count), self._pad)
+        return self.texts.batch(self.numbers(stream, position, count), self.pad)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,14 +116,12 @@ class Rows:
             if self._enough():
                 return
             for number, item in self._read(file, at.row - at.rows_of_files):
-                where = (
-                    f"{file.name} {file.unit} {number}"
-                    if file.unit and not (isinstance(item, BadRow) and item.rest)
-                    else file.name
-                )
+                ends = isinstance(item, BadRow) and item.rest
+                numbered = file.unit and not ends
+                where = f"{file.name} {file.unit} {number}" if numbered else file.name
                 row = self._kept(item, where)
                 at.row += 1
-                if isinstance(item, BadRow) and item.rest:
+                if ends:
                     break
                 yield at.row - 1, row
                 if self._enough():
@@ -146,19 +144,17 @@ class Rows:
         """The requested columns of a row; None for a bad row that is skipped."""
         if isinstance(item, BadRow):
             bad = item
+        elif faults := [fault for name in self.columns if (fault := self._fault(item, name))]:
+            bad = faults[0]
         else:
-            found = filter(None, (self._fault(item, column) for column in self.columns))
-            if (fault := next(found, None)) is None:
-                return {column: item[column] for column in self.columns}
-            bad = fault
+            return {column: item[column] for column in self.columns}
         if self.data.bad_rows == "error":
             raise ValueError(
                 f"{where}{bad.problem}; {bad.advice}, or leave such rows out with data.bad_rows "
                 "skip"
             )
-        self.position.skipped[
-            f"{bad.reason}: {where}{bad.problem}" if bad.rest else bad.reason
-        ] += 1
+        reason = f"{bad.reason}: {where}{bad.problem}" if bad.rest else bad.reason
+        self.position.skipped[reason] += 1
         return None
 
     def _fault(self, row: Row, column: str) -> BadRow | None:

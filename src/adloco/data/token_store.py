@@ -268,13 +268,10 @@ def intact(folder: Path) -> bool:
         state = _read(folder)
     except (OSError, ValueError):  # None is there, or of another format.
         return False
-    sizes = {
-        f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
-    } | {CHUNKS: state.chunks * RECORD.size}
-    return all(
-        (folder / name).exists() and (folder / name).stat().st_size >= size
-        for name, size in sizes.items()
-    )
+    each = np.dtype(state.dtype).itemsize
+    sizes = {folder / f"{split}.bin": getattr(state, split) * each for split in SPLITS}
+    sizes[folder / CHUNKS] = state.chunks * RECORD.size
+    return all(file.exists() and file.stat().st_size >= size for file, size in sizes.items())
 
 
 def sample_chunks(count: int) -> list[int]:
