@@ -17,9 +17,6 @@ from typing import Any
 
 from adloco.data.data_file import GONE, BadRow, Columns, Numbered, Row, no_column, not_utf8
 
-RowsOf = Callable[[Path, Columns, str], Numbered]
-"""(file, columns, data.text_column) -> its numbered rows."""
-
 
 def text_rows(file: Path, columns: Columns, text_column: str) -> Numbered:
     """One row: the whole text of the file."""
@@ -100,7 +97,7 @@ def _records(batch: Any) -> Iterator[Row | BadRow]:
                 yield BadRow(reason="unreadable row", problem=problem, advice=advice)
 
 
-FORMATS: dict[str, tuple[str, RowsOf]] = {
+FORMATS: dict[str, tuple[str, Callable[[Path, Columns, str], Numbered]]] = {
     ".jsonl": ("line", json_rows),
     ".ndjson": ("line", json_rows),
     ".parquet": ("row", parquet_rows),

@@ -12,24 +12,18 @@ from adloco.plan.gap_law import NORMAL_90, RUNS, gap
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
-Budget = Callable[[Recipe, float], float]
-"""(recipe, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
-Loss = Callable[[Recipe, float, float], float]
-"""(recipe, trainer's batch in samples, tokens) -> loss that is reached."""
-Interval = Callable[[Recipe, float], tuple[float, float] | None]
-"""(recipe, trainer's batch in samples) -> least and most tokens."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Progress or loss that a plan must reach."""
+    """Progress or loss that a plan must reach, with a recipe and a trainer's batch in samples."""
 
     name: str
     """In words."""
-    tokens: Budget
-    loss: Loss | None = None
+    tokens: Callable[[Recipe, float], float]
+    """Tokens to the target; inf if it is out of reach."""
+    loss: Callable[[Recipe, float, float], float] | None = None
     """The loss after so many tokens; None if no runs tell it."""
-    interval: Interval | None = None
+    interval: Callable[[Recipe, float], tuple[float, float] | None] | None = None
     """The tokens to the target, between which 90% of the laws have them that fit what was measured;
     None without."""
     assumptions: tuple[str, ...] = ()
