@@ -125,13 +125,14 @@ def build_recipe(values: Values) -> Recipe:
 
 def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     classes = _classes(name, values)
-    known = [field.name for owner in classes.values() for field in fields(owner)]
     choice = SECTIONS[name].choice
+    known = [field.name for owner in classes.values() for field in fields(owner)]
+    known += [choice.key] if choice else []
     for key in values:
-        if key not in known and not (choice and key == choice.key):
+        if key not in known:
             chosen = values.get(choice.key, choice.default) if choice else None
             where = f" with {choice.key} = {chosen!r}" if choice else ""
-            allowed = sorted([*known, *([choice.key] if choice else [])])
+            allowed = sorted(known)
             others = choices_with(name, key)
             advice = (
                 f"; it is one with {choice.key} = {one_of(map(repr, others))}"
