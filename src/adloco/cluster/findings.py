@@ -78,9 +78,10 @@ def devices(facts: Sequence[RankFacts]) -> Finding:
 
 def interface(facts: RankFacts, machines: int) -> Finding:
     """The network interface that a machine uses."""
-    # Of interfaces with one address the first is named.
-    names = {address: name for name, address in reversed([*facts.addresses.items()])}
-    name, right = names.get(facts.address, "?"), names.get(facts.towards_first)
+    name = next((name for name, own in facts.addresses.items() if own == facts.address), "?")
+    right = next(
+        (name for name, own in facts.addresses.items() if own == facts.towards_first), None
+    )
     advice = f"set {VARIABLES[0]}={right or 'NAME'}" + (
         f" and {VARIABLES[1]}={right or 'NAME'}" if facts.device != "cpu" else ""
     )
@@ -119,7 +120,10 @@ def ports(facts: Sequence[RankFacts]) -> Finding:
 
 
 def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
-    """The folder for runs: writable, and whether all ranks see what rank 0 writes."""
+    """The folder for runs: writable, and seen by all machines or not.
+
+    seen: For each rank, True if it sees what rank 0 writes.
+    """
     there = facts[0].folder
     for each in facts:
         if each.writable:
@@ -138,7 +142,12 @@ def folder(facts: Sequence[RankFacts], seen: Sequence[bool]) -> Finding:
 
 
 def disk(facts: Sequence[RankFacts], checkpoint_bytes: int | None, kept: int) -> Finding:
-    """Room for a run's checkpoints, of which so many are kept; None: their size is not known."""
+    """Room for a run's checkpoints.
+
+    Args:
+        checkpoint_bytes: About how large one is; None: not known.
+        kept: How many are on disk at once.
+    """
     least = min(facts, key=lambda each: each.free_bytes)
     free = f"{least.free_bytes / 1e9:,.1f} GB are free in {least.folder} on {least.host}"
     if checkpoint_bytes is None:

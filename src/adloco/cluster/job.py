@@ -9,7 +9,6 @@ from pathlib import Path
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.config.settings import PlacementSettings
 from adloco.config.shipped import shipped_recipes
 from adloco.distributed.placement.islands import island_shape
 from adloco.dotted_path import load_object
@@ -47,10 +46,15 @@ class Job:
     @property
     def summary(self) -> str:
         """A line on the job's shape."""
+
+        def count(number: int, what: str) -> str:
+            return f"{number} {what}{'s' if number > 1 else ''}"
+
         gpus = self.nodes * self.gpus_per_node // self.islands
-        numbers = {"island": self.islands, "GPU": gpus, "node": self.nodes}
-        islands, each, nodes = (f"{n} {what}{'s' * (n > 1)}" for what, n in numbers.items())
-        return f"{self.name}: {islands} of {each} on {nodes}, written by `adloco launch`."
+        return (
+            f"{self.name}: {count(self.islands, 'island')} of {count(gpus, 'GPU')} on "
+            f"{count(self.nodes, 'node')}, written by `adloco launch`."
+        )
 
     def carried_recipe(self) -> tuple[str, str]:
         """For a scheduler whose nodes do not see the files here: lines of a shell that write the
@@ -106,7 +110,8 @@ def plan_job(
     can_wait = torchrun_can_wait()
     if can_wait and not own_grace:
         defaults["run.grace_seconds"] = str(GRACE_SECONDS)
-    if asked.placement == PlacementSettings() and gpus_per_island > 1:
+    shape = asked.placement
+    if (shape.shard_size, shape.replica_size) == (1, 1) and gpus_per_island > 1:
         defaults[f"placement.{_spread(asked)}"] = str(gpus_per_island)
     given = (*settings, *defaults.items())
     whole = build_recipe(override(values, given))

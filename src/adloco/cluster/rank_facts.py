@@ -67,10 +67,14 @@ class RankFacts:
 
 
 def look(folder: Path, device_name: str) -> RankFacts:
-    """Look at this rank's machine, with `run.device` and a run's folder, which need not exist."""
+    """Look at this rank's machine.
+
+    Args:
+        folder: The run's folder, which need not exist yet.
+        device_name: As `run.device`.
+    """
     device = choose_device(device_name)
-    whole = folder.absolute()
-    there = next(each for each in (whole, *whole.parents) if each.is_dir())
+    there = _existing(folder)
     return RankFacts(
         host=socket.gethostname(),
         machine=int(os.environ.get("GROUP_RANK", "0")),
@@ -125,8 +129,11 @@ def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """For each rank, True if it sees a file that rank 0 writes into its folder, which exists; the
-    other ranks' is ignored. Called on all ranks.
+    """For each rank, True if it sees a file that rank 0 writes into its folder.
+
+    Called on all ranks.
+
+    folder: A folder that exists and that rank 0 can write into; the other ranks' is ignored.
     """
     # Every rank has the name before the file is there.
     file = Path(all_states(str(folder.absolute() / f".adloco-{uuid.uuid4().hex}"))[0])
@@ -141,6 +148,12 @@ def who_sees(folder: Path) -> list[bool]:
     finally:
         if this_rank() == 0:
             file.unlink(missing_ok=True)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    whole = folder.absolute()
+    return next(each for each in (whole, *whole.parents) if each.is_dir())
 
 
 def _why_not_writable(folder: Path) -> str:

@@ -35,7 +35,10 @@ class Scheduler:
     do without."""
 
     def check(self, name: str, job: Job, surroundings: Mapping[str, str]) -> None:
-        """Raise ValueError if this scheduler lacks something, or does not use what is given."""
+        """Raise ValueError if something is missing, or given and not used.
+
+        name: Of this scheduler, for the message.
+        """
         for option, value in surroundings.items():
             require(
                 bool(value) or not self.takes.get(option, False),

@@ -27,8 +27,9 @@ def setting_facts() -> Mapping[str, Facts]:
 
 
 def code_named(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The settings with which the sections of a recipe name code of the user's own, by
-    section.key.
+    """The settings with which a recipe names code of the user's own, by section.key.
+
+    values: The recipe's sections, as from `read_values`.
     """
     named = {
         f"{section}.{key}": str(value)

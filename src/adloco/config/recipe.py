@@ -22,14 +22,18 @@ Values = dict[str, dict[str, Any]]
 
 
 def read_values(recipe: str) -> Values:
-    """Read the sections of a recipe, by the path of a TOML file or the name of a shipped one;
-    without run.name, it gets the name of its file. ValueError if there is no such recipe, or it is
-    not valid TOML in UTF-8.
+    """Read the sections of a recipe; without run.name, the recipe gets the name of its file.
+
+    recipe: Path of a TOML file, or the name of a shipped recipe.
+
+    Raises:
+        ValueError: There is no such recipe, or it is not valid TOML in UTF-8.
     """
     if recipe in shipped_recipes():
         text = shipped_text(recipe)
     else:
-        path, shipped = Path(recipe), shipped_recipes()
+        path = Path(recipe)
+        shipped = shipped_recipes()
         require(
             not (path / "recipe.toml").is_file(),
             f"{recipe!r} is the folder of a run and not a recipe; resume it with adloco train "
@@ -165,9 +169,10 @@ def _construct(section: str, owner: type, values: Mapping[str, Any]) -> Any:
 
 
 def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
-    section, choice = SECTIONS[name], SECTIONS[name].choice
-    if choice is None:
+    section = SECTIONS[name]
+    if section.choice is None:
         return dict(section.parts)
+    choice = section.choice
     chosen = values.get(choice.key, choice.default)
     try:
         owner = choice.register.find(str(chosen))

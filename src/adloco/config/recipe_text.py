@@ -136,16 +136,19 @@ def idle_settings(recipe: Recipe) -> set[str]:
 
 
 def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
-    """Write every setting as TOML, from which the same recipe is read; ValueError if TOML cannot
-    represent a value.
+    """Write every setting as TOML; reading it back gives the same recipe.
 
     Options of lab/ that have their defaults are left out unless meanings are wanted, so that a run
     can be read where such an option was removed.
 
     with_meanings: Put the help text of each setting above it as a comment, and the default beside a
         value that differs from it.
+
+    Raises:
+        ValueError: A setting has a value that TOML cannot represent.
     """
-    lines, section = list[str](), ""
+    lines: list[str] = []
+    section = ""
     left_out = set() if with_meanings else idle_settings(recipe)
     for setting in settings(recipe):
         if setting.name in left_out:
@@ -186,7 +189,11 @@ def defaults(owner: type) -> dict[str, Any]:
 
 
 def toml_line(key: str, value: Any) -> str:
-    """A key and its value as a line of TOML, tables and lists inline; TypeError if TOML cannot."""
+    """A key and its value as a line of TOML, tables and lists inline.
+
+    Raises:
+        TypeError: TOML cannot represent the value.
+    """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
         key = tomlkit.string(key).as_string()
     if isinstance(value, Mapping):

@@ -31,8 +31,11 @@ class Register:
         return classes_with_key(self.package)
 
     def find(self, name: str) -> type:
-        """The class with this key or dotted path, or a ValueError with the rest of a sentence that
-        the caller begins with the name of the setting.
+        """The class with this key or dotted path.
+
+        Raises:
+            ValueError: There is no such class, or the setting cannot take it. The message is the
+                rest of a sentence that the caller begins with the name of the setting.
         """
         if ":" in name:
             return self._checked(name, load_object(name))

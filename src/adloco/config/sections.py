@@ -178,7 +178,8 @@ class Recipe:
         )
         if self.data.islands:
             self._check_islands()
-        each, workers = self.batch.fewest_groups, self.method.workers_per_trainer
+        each = self.batch.fewest_groups
+        workers = self.method.workers_per_trainer
         share = "a sample" if each == 1 else f"{each} samples to compare"
         require(
             self.guards.initial >= workers * each,
@@ -266,9 +267,12 @@ class Recipe:
     @property
     def batching(self) -> Batching:
         """The rule for a trainer's batch, and its split into micro-batches."""
-        batch, shares = self.batch, self.shares
         return Batching(
-            rule=batch, guards=self.guards, test=self.test, switch=self.switch, shares=shares
+            rule=self.batch,
+            guards=self.guards,
+            test=self.test,
+            switch=self.switch,
+            shares=self.shares,
         )
 
     @property

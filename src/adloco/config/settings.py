@@ -153,8 +153,12 @@ class RunSettings:
     @property
     def limits(self) -> dict[str, int]:
         """The budgets by name; 0: no limit."""
-        names = ("tokens", "rounds", "inner_steps", "syncs")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "tokens": self.tokens,
+            "rounds": self.rounds,
+            "inner_steps": self.inner_steps,
+            "syncs": self.syncs,
+        }
 
     @property
     def tracker_names(self) -> list[str]:

@@ -28,8 +28,12 @@ class FlagText(str):
 
 
 def plain_value(name: str, hint: Any, value: Any) -> Any:
-    """A value of section.key, whose type is the hint, as TOML has it: read from the text of a flag,
-    with numbers in the place of sizes.
+    """A value as TOML has it: read from the text of a flag, with numbers in the place of sizes.
+
+    Args:
+        name: section.key
+        hint: The setting's type.
+        value: What was given in a file, on the line or from Python.
     """
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value, get_origin(hint) in LISTS)
@@ -37,8 +41,11 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
 
 
 def construct(owner: type, given: Mapping[str, Any]) -> Any:
-    """An object of a dataclass, with these values converted to the types of its fields; ValueError
-    begins with the name of a value that is missing, has a wrong type, or is refused by the class.
+    """An object of a dataclass, with these values converted to the types of its fields.
+
+    Raises:
+        ValueError: A value is missing, has a wrong type, or is refused by the class; the message
+            begins with its name. Or a field has a type that cannot be converted to.
     """
     hints = get_type_hints(owner, include_extras=True)
     # pydantic would take true for 1, but not a list.
@@ -140,9 +147,10 @@ def _with_sizes(name: str, hint: Any, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     number = read_gib(value) if name.endswith(".gib") else read_number(value)
-    with suppress(ValueError):
-        return float(value) if number is None else number  # For instance 1e-5, or nan.
-    return value
+    if number is None:
+        with suppress(ValueError):
+            return float(value)  # For instance 1e-5, or nan.
+    return value if number is None else number
 
 
 COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}

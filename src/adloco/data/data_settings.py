@@ -211,7 +211,17 @@ class DataSettings:
 
     def at(self, path: str) -> "DataSettings":
         """These settings with another path as the source, all rows of which are held out."""
-        names = ("dataset", "factory", "arguments", "config", "split", "validation_split")
-        plain = DataSettings()
-        unset = {name: getattr(plain, name) for name in (*names, "streaming", "samples", "islands")}
-        return replace(self, **unset, path=path, validation_samples=ALL_ROWS)
+        return replace(
+            self,
+            path=path,
+            dataset="",
+            config="",
+            split="train",
+            validation_split="",
+            streaming=False,
+            factory="",
+            arguments={},
+            islands={},
+            samples=0,
+            validation_samples=ALL_ROWS,
+        )

@@ -42,11 +42,12 @@ def encode_chunks(
     pool: Executor | None,
     ahead: int,
 ) -> Iterator[tuple[Chunk, Arrays]]:
-    """The chunks in their order, with their tokens. If making a chunk raises a ValueError, those
-    before it come first.
+    """The chunks in their order, with their tokens.
 
     Args:
+        chunks: What to encode. A ValueError from it is raised after the chunks before it.
         folder: Folder from which the processes of the pool load the tokenizer.
+        tokenizer: The same tokenizer, for this process.
         pool: Processes that encode; None: this process does.
         ahead: Number of chunks that the pool encodes at a time.
     """

@@ -17,6 +17,9 @@ from typing import Any
 
 from adloco.data.data_file import GONE, BadRow, Columns, Numbered, Row, no_column, not_utf8
 
+RowsOf = Callable[[Path, Columns, str], Numbered]
+"""(file, columns, data.text_column) -> its numbered rows."""
+
 
 def text_rows(file: Path, columns: Columns, text_column: str) -> Numbered:
     """One row: the whole text of the file."""
@@ -93,11 +96,14 @@ def _records(batch: Any) -> Iterator[Row | BadRow]:
             except UnicodeDecodeError as error:
                 yield not_utf8(error)
             except (ValueError, OverflowError) as error:  # A date before the year 1, for instance.
-                problem, advice = f" cannot be read ({error})", "mend or remove it"
-                yield BadRow(reason="unreadable row", problem=problem, advice=advice)
+                yield BadRow(
+                    reason="unreadable row",
+                    problem=f" cannot be read ({error})",
+                    advice="mend or remove it",
+                )
 
 
-FORMATS: dict[str, tuple[str, Callable[[Path, Columns, str], Numbered]]] = {
+FORMATS: dict[str, tuple[str, RowsOf]] = {
     ".jsonl": ("line", json_rows),
     ".ndjson": ("line", json_rows),
     ".parquet": ("row", parquet_rows),

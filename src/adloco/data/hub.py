@@ -50,16 +50,23 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         f"{', '.join(streams)}",
     )
     stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
-    count, column = stream.num_shards, data.text_column
+    count = stream.num_shards
     names = files if len(files) == count else [f"part {index + 1}" for index in range(count)]
     return [
-        dataset_file(stream.shard(num_shards=count, index=index), f"{what}: {name}", column)
+        dataset_file(
+            stream.shard(num_shards=count, index=index), f"{what}: {name}", data.text_column
+        )
         for index, name in enumerate(names)
     ]
 
 
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
-    """A file of a dataset, or one of its parts if these are not files; `datasets` streams it."""
+    """A file of a dataset, or one of its parts if these are not files.
+
+    Args:
+        stream: What `datasets` reads it with.
+        name: Its name, for messages.
+    """
 
     def read(columns: Columns, start: int) -> Numbered:
         import pyarrow

@@ -144,10 +144,11 @@ class Rows:
         """The requested columns of a row; None for a bad row that is skipped."""
         if isinstance(item, BadRow):
             bad = item
-        elif faults := [fault for name in self.columns if (fault := self._fault(item, name))]:
-            bad = faults[0]
         else:
-            return {column: item[column] for column in self.columns}
+            found = filter(None, (self._fault(item, column) for column in self.columns))
+            if (fault := next(found, None)) is None:
+                return {column: item[column] for column in self.columns}
+            bad = fault
         if self.data.bad_rows == "error":
             raise ValueError(
                 f"{where}{bad.problem}; {bad.advice}, or leave such rows out with data.bad_rows "
@@ -172,11 +173,11 @@ class Rows:
             problem = f": column {column!r} is not {NAMES[kind]} but {type(value).__name__}"
             return BadRow(reason=reason, problem=problem, advice="name a column that is")
         if isinstance(value, int) and not 0 <= value < MOST_CLASSES:
-            got = value if abs(value) < 2**63 else "a larger one"
-            whole = f": column {column!r} must hold whole numbers from 0 to {MOST_CLASSES - 1:,}"
-            advice = "name a column that does"
             return BadRow(
-                reason=f"{column} is no class", problem=f"{whole}, got {got}", advice=advice
+                reason=f"{column} is no class",
+                problem=f": column {column!r} must hold whole numbers from 0 to "
+                f"{MOST_CLASSES - 1:,}, got {value if abs(value) < 2**63 else 'a larger one'}",
+                advice="name a column that does",
             )
         return half_pair(value) if isinstance(value, str) else None
 
@@ -192,7 +193,12 @@ def half_pair(text: str) -> BadRow | None:
 
 
 def left_out(counts: Mapping[str, int], rows: int) -> str:
-    """A sentence on how many of the rows were left out, by reason; empty if none were."""
+    """A sentence that counts the rows left out, by reason; empty if there are none.
+
+    Args:
+        counts: Reason -> number of rows left out.
+        rows: Number of rows that were read, including those left out.
+    """
     if not counts:
         return ""
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))

@@ -22,7 +22,12 @@ HOLD_OUT_MORE = (
 
 
 def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:
-    """Raise ValueError if there are too few tokens for one window to `use`, as in "train"."""
+    """Raise ValueError if there are too few tokens for one window.
+
+    Args:
+        use: A verb for the message, as in "train".
+        advice: What to do besides giving more text.
+    """
     # Each predicted token has one before it, so a window takes one token more.
     least = data.context_tokens + 1
     require(
@@ -76,8 +81,15 @@ class TokenSource:
     def __init__(
         self, tokens: NDArray[Any], *, context_tokens: int, num_streams: int = 1, seed: int = 0
     ) -> None:
-        """tokens: Token ids, [tokens], of any integer type; may be a memory map. ValueError if they
-        make fewer windows than streams.
+        """
+        Args:
+            tokens: Token ids, [tokens], of any integer type; may be a memory map.
+            context_tokens: Tokens that a model sees of each sample.
+            num_streams: Number of disjoint streams.
+            seed: Seed of the order in each stream.
+
+        Raises:
+            ValueError: There are fewer windows than streams.
         """
         self.tokens = tokens
         self.context_tokens = context_tokens

@@ -85,7 +85,11 @@ class TokenBytes:
 def predicted_bytes(
     tokenizer: Tokenizer, source: TokenSource, indices: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """`TokenBytes.predicted` of the windows with these indices, whose tokens the tokenizer made."""
+    """The bytes of text that the predicted tokens of each of these windows stand for; see
+    `TokenBytes.predicted`.
+
+    tokenizer: Has made the tokens of `source`.
+    """
     token_bytes = TokenBytes.of(tokenizer)
     chunks = np.array_split(indices, math.ceil(len(indices) / WINDOWS_AT_ONCE))
     return np.concatenate(

@@ -46,7 +46,10 @@ class TokenCache:
     def __init__(
         self, data: DataSettings, store: TokenStore, tokenizer: Tokenizer | None = None
     ) -> None:
-        """Without a tokenizer, it has the one that is stored with the tokens."""
+        """Make a cache from its parts; `open_cache` and `begin_cache` do this for a recipe.
+
+        tokenizer: The tokenizer to use; None: the one that is stored with the tokens.
+        """
         self.data = data
         self.store = store
         self.folder = store.folder
@@ -137,6 +140,7 @@ def open_cache(data: DataSettings, tokenizer: Tokenizer | None = None) -> TokenC
     """
 
     def enough(state: State) -> bool:
+        """True if all rows were read; of a stream, all those to validate on."""
         if not data.streaming:
             return state.complete
         held_out = not data.validation_split and state.row >= data.validation_samples
@@ -189,7 +193,11 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
     """Fill a cache before training (`adloco prepare`), continuing from its content; yields its
     state first and after each chunk. What it holds then does not depend on the number of processes.
 
-    processes: Those that tokenise, while this one reads and writes; with 1, this one does it.
+    processes: Processes that tokenise, while this one reads and writes; with 1, this process does
+        it.
+
+    Raises:
+        ValueError: The source cannot be read.
     """
     yield cache.store.state
     pool = None
@@ -206,8 +214,14 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
 
 def _source_key(data: DataSettings) -> str:
     asked = [
-        *(data.dataset, data.config, data.split, data.validation_split, data.samples),
-        *(data.validation_samples, data.text_column, data.bad_rows),
+        data.dataset,
+        data.config,
+        data.split,
+        data.validation_split,
+        data.samples,
+        data.validation_samples,
+        data.text_column,
+        data.bad_rows,
     ]
     fraction = data.validation_fraction
     held_out = None if data.validation_split or data.validation_samples else fraction

@@ -149,7 +149,8 @@ class TokenStore:
 
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far; the end-of-text id follows each document."""
-        count, dtype = getattr(self.state, split), self.state.dtype
+        count = self.state.train if split == "train" else self.state.validation
+        dtype = self.state.dtype
         if not count:  # No file of 0 bytes can be mapped.
             return np.zeros(0, dtype)
         return np.memmap(self.folder / f"{split}.bin", dtype=dtype, mode="r", shape=(count,))

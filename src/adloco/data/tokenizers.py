@@ -70,10 +70,14 @@ class Tokenizer(Protocol):
 
 
 def make_tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer that a recipe names; bpe:SIZE is trained on these texts.
+    """The tokenizer that a recipe names.
+
+    Args:
+        name: "bytes", "bpe:SIZE", or the folder or hub name of a Hugging Face tokenizer.
+        texts: What bpe:SIZE is trained on.
 
     Raises:
-        ValueError: There is no such tokenizer, or it cannot be loaded.
+        ValueError: The name is none of these, or the tokenizer cannot be loaded.
     """
     if name == "bytes":
         return ByteTokenizer()

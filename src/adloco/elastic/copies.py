@@ -133,8 +133,10 @@ def folder_owners(folder: Path, placement: Placement) -> list[int]:
 
 
 def next_elsewhere(places: Sequence[Any]) -> list[int]:
-    """For each island, by its place, the one to which it sends its copies: at the next place,
-    spread evenly; the next island if all are at one place.
+    """For each island the one to which it sends its copies: at the next place, spread evenly; the
+    next island if all are at one place.
+
+    places: Where each island is.
     """
     at = {place: [own for own, where in enumerate(places) if where == place] for place in places}
     if len(at) == 1:

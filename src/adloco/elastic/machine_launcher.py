@@ -151,8 +151,11 @@ class _Launcher:
         return errors[0] if errors else 0 if 0 in codes else codes[-1]
 
     def _act(self, process: int, seen: Seen, code: int = 0, *, ends: bool = False) -> None:
-        """Do what the table says of a rank, with its exit code if it has ended; `ends`: a signal
-        ends the run.
+        """Do what the table says of a rank.
+
+        Args:
+            code: Its exit code, if it has ended.
+            ends: True if a signal ends the run.
         """
         action = TABLE[self._state(process), seen].action
         if seen is Seen.ERROR:  # The others may wait for it to form a group.

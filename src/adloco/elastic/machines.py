@@ -96,8 +96,9 @@ class Rendezvous:
 
 
 def on_this_machine(count: int) -> Rendezvous:
-    """The place of a launcher that is alone and starts so many ranks, with a store that only this
-    machine reaches.
+    """The place of a launcher that is alone, with a store that only this machine reaches.
+
+    count: Ranks that it starts.
     """
     return _enter(local_store(), None, True, 1, count, 0.0)
 

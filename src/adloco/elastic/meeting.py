@@ -186,7 +186,8 @@ def _states_at_meeting(
     store: Any, quorum: Quorum, silent_seconds: float, launchers: Silence
 ) -> dict[int, State]:
     """Return the state of each member, once nobody is waited for any more or the meeting is over.
-    Looks for signs of life of the launchers of those that are late, too.
+
+    launchers: Looks for signs of life of the launchers of those that are late.
     """
     number, keys = quorum.number + 1, quorum.keys(store)
     silence = Silence(round(min(SILENT_SECONDS, silent_seconds) / LOOK_SECONDS))
@@ -236,8 +237,11 @@ def choose(
 
 
 def _asking(store: Any, number: int, failed: Collection[int]) -> list[int]:
-    """Ids of the processes that have asked to join, live, and are not in the newest quorum, which
-    has this number, or among those that have failed since then.
+    """Ids of the processes that have asked to join, live, and are not in a quorum.
+
+    Args:
+        number: The newest quorum.
+        failed: Processes that have failed since then.
     """
     asked = [int(store.get(f"asks-{turn + 1}")) for turn in range(store.add("asked", 0))]
     members = read_decision(store, number).members if number else []

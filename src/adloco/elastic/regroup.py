@@ -28,8 +28,10 @@ class Regrouping:
     """The memory of a rank from one quorum of its run to the next."""
 
     def __init__(self, recipe: Recipe, quorum: Quorum, resumed: Path | None) -> None:
-        """quorum: The first one that this process is in; resumed: None if the recipe has the folder
-        of the run to resume.
+        """
+        Args:
+            quorum: The first one that this process is in.
+            resumed: Folder of the run to resume; None: the recipe says.
         """
         self.quorum = quorum
         # A store that rank 0 keeps can end with it.
@@ -153,7 +155,10 @@ class Regrouping:
             )
 
     def ended(self, code: int | None) -> None:
-        """Tell the others with which exit code training has ended here; None: the ranks meet."""
+        """Tell the others how training has ended here.
+
+        code: The exit code; None if the ranks meet again.
+        """
         if self._leaves:
             leave(self.quorum)
         elif code is not None:
@@ -169,8 +174,9 @@ class Regrouping:
         return run.placement.agree(asked)
 
     def others_continue(self, signals: Sequence[int]) -> bool:
-        """True, on all ranks, if only some were told to stop, by the signals that came there, and
-        not by Ctrl+C: a machine leaves.
+        """True, on all ranks, if only some were told to stop, and not by Ctrl+C: a machine leaves.
+
+        signals: Those that came here.
         """
         run = self._run
         if not self.recovers or run is None:

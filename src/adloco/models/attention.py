@@ -82,8 +82,11 @@ def _first_position(config: Any) -> int:
 
 
 def check_context(config: Any, most: int, found: str) -> None:
-    """Raise ValueError if a model does not see `most` tokens at once; the message ends with what
-    was found.
+    """Raise ValueError if a model does not see this many tokens at once.
+
+    Args:
+        most: Tokens of the longest sample.
+        found: The end of the message, which says what was found.
     """
     longest, first = longest_context(config), _first_position(config)
     advice = (

@@ -82,7 +82,8 @@ class ModelBuilder:
                     copy.deepcopy(self.config), dtype=self._dtype, trust_remote_code=False
                 )
         except Exception as error:
-            # Sizes that do not fit together, or a type without this head.
+            # Sizes that do not fit together, or a type without this head. The message of
+            # transformers can be long.
             reason = " ".join(str(error).split())[:160]
             raise ValueError(
                 f"no {self.head} of a {self.config.model_type} can be built with these sizes "
@@ -90,8 +91,12 @@ class ModelBuilder:
             ) from error
 
     def _must_be_there(self, name: str, base: str) -> bool:
-        """True if trained weights without this tensor are refused; `base` is the body's name. A
-        classification head and a pooler may be missing, and are then drawn.
+        """True if trained weights without this tensor are refused.
+
+        A classification head and a pooler may be missing, and are then drawn; all else must be
+        stored.
+
+        base: Name of the body (the model without its head) in the model.
         """
         return "pooler" not in name and (is_causal(self.head) or name.startswith(f"{base}."))
 
@@ -137,7 +142,11 @@ class ModelBuilder:
 
         named = dict(model.named_modules())
         name = next(name for name, module in named.items() if module is part)
-        fresh = {one for one in part.modules() if any(each.is_meta for each in _own_tensors(one))}
+        fresh = {
+            module
+            for module in part.modules()
+            if any(tensor.is_meta for tensor in _own_tensors(module))
+        }
         for module in fresh:
             module.to_empty(device="cpu", recurse=False)
             for tensor in _own_tensors(module):

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,19 +31,16 @@ def fixed_values(model: nn.Module) -> Values:
     }
 
 
-def save_own(config: Any, values: Values, file: Path) -> None:
-    """Write the configuration of a model of one's own into a file, and these values, if there are
-    any, beside it.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(config, indent=2) + "\n")
+def save_fixed(values: Values, folder: Path) -> None:
+    """Write these values into a folder; nothing if there are none."""
     if values:
-        (file.parent / FIXED).write_text(json.dumps(values, indent=2) + "\n")
+        (folder / FIXED).write_text(json.dumps(values, indent=2) + "\n")
 
 
 def changed_fixed(build: Callable[[], nn.Module], folder: Path) -> str:
-    """A sentence if a model that is built now has other values than were saved, empty if not; none
-    is built if none were.
+    """A sentence if a model that is built now has other values than were saved, empty if not.
+
+    build: Builds it; called if there is something to compare.
     """
     if not (folder / FIXED).exists():
         return ""

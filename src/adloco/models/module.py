@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adloco.dotted_path import load_object
 from adloco.errors import require
-from adloco.models.fixed_values import Values, fixed_values, save_own
+from adloco.models.fixed_values import Values, fixed_values, save_fixed
 from adloco.models.source import Head, ModelOptions, is_causal
 from adloco.models.sources.plain_module import ModuleConfig
 from adloco.models.weights import StoredWeights
@@ -36,14 +36,22 @@ class ModuleWithLogits(nn.Module):
         self._config = config
 
     def forward(self, input_ids: Tensor, use_cache: bool = False) -> Logits:
-        """Run the module on token ids, int64 [samples, tokens]; ValueError if it does not return
-        logits of the right shape.
+        """Run the module.
+
+        Args:
+            input_ids: Token ids, int64 [samples, tokens].
+            use_cache: Must be False; models of transformers have this argument.
+
+        Raises:
+            ValueError: The module does not return logits of the right shape.
         """
         assert not use_cache, "a plain module has no key-value cache"
         output = self.module(input_ids)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        least, factory = (*input_ids.shape, self._config.vocab_size), self._config.factory
-        expected = f"the module of {factory!r} must return logits or an object with .logits"
+        least = (*input_ids.shape, self._config.vocab_size)
+        expected = (
+            f"the module of {self._config.factory!r} must return logits or an object with .logits"
+        )
         if not isinstance(logits, Tensor):
             raise ValueError(f"{expected}, got {type(output).__name__}")
         found = tuple(logits.shape)
@@ -118,7 +126,9 @@ class ModuleBuilder:
         return self._shown[0]
 
     def save_config(self, folder: Path) -> None:
-        save_own(asdict(self.config), self._shown[1], folder / CONFIG)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
+        save_fixed(self._shown[1], folder)
 
     @staticmethod
     def load_config(folder: Path) -> ModuleConfig:

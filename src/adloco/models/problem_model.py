@@ -15,7 +15,7 @@ from torch import nn
 from adloco.algorithms.method import Problem
 from adloco.distributed.parallel.layers import Fill, fill_whole
 from adloco.errors import require
-from adloco.models.fixed_values import Values, fixed_values, save_own
+from adloco.models.fixed_values import Values, fixed_values, save_fixed
 from adloco.models.source import Builder, ModelOptions
 from adloco.models.weights import StoredWeights
 
@@ -52,8 +52,9 @@ class ProblemBuilder:
     _built: WeakSet[nn.Module] = field(default_factory=WeakSet, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        untouched = self.options.dtype == "fp32" and not self.options.gradient_checkpointing
         require(
-            self.options == ModelOptions(),
+            untouched,
             "model.dtype and model.gradient_checkpointing do not act on the model of a problem; "
             "leave them out, and build the model as it should be in problem.build_model",
         )
@@ -102,7 +103,9 @@ class ProblemBuilder:
         return model
 
     def save_config(self, folder: Path) -> None:
-        save_own(self.config, self._shown[1], folder / CONFIG)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
+        save_fixed(self._shown[1], folder)
 
     @staticmethod
     def load_config(folder: Path) -> Any:

@@ -109,8 +109,12 @@ class ModelSource(Protocol):
         """Hub name or folder of trained weights; empty for a model from scratch."""
 
     def config(self, vocab_size: int) -> Any:
-        """The model's configuration for a tokenizer of so many ids: an object with `vocab_size`, as
-        configurations of transformers have it.
+        """The model's configuration.
+
+        vocab_size: Number of ids of the tokenizer.
+
+        Returns:
+            An object with `vocab_size`, as configurations of transformers have it.
         """
 
 

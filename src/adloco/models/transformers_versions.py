@@ -7,8 +7,9 @@ KEY_VALUE_CACHE = ("cache", "past_key_values")
 
 
 def recompute_activations(model: Any, options: dict[str, Any]) -> None:
-    """Let a model recompute activations in the backward pass, by torch's `checkpoint` with these
-    options.
+    """Let a model recompute activations in the backward pass.
+
+    options: Keyword arguments for `torch.utils.checkpoint.checkpoint`.
     """
     # 5.23 has a new name, and warns of the old one.
     if hasattr(model, "activation_checkpointing_enable"):

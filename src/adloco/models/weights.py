@@ -41,7 +41,11 @@ class StoredWeights:
     """Why the weights cannot be read part by part; empty if they can."""
 
     def read(self, model: nn.Module, modules: Collection[nn.Module]) -> set[torch.Tensor]:
-        """Copy stored weights into the tensors that these modules of the model own directly.
+        """Copy stored weights into the tensors that these modules own directly.
+
+        Args:
+            model: The model, from which tensors have their names.
+            modules: Modules of the model that have memory.
 
         Returns:
             The tensors that were copied or are tied, and so must not be drawn.
@@ -191,6 +195,7 @@ def _named_tensors(
     """(name in the model, tensor) of the parameters and buffers that these modules own directly."""
     for place, module in model.named_modules():
         if module in modules:
-            own = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-            for name, tensor in chain(*own):
+            for name, tensor in chain(
+                module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+            ):
                 yield f"{place}.{name}" if place else name, tensor

@@ -21,6 +21,8 @@ DEPARTURES = (
 )
 """How a candidate departs further from training that syncs in every step, by the numbers of
 `_departure`."""
+Predictor = Callable[[float], list[Prediction]]
+"""Bandwidth in bits/s -> predictions on a link of that bandwidth."""
 LOWEST, HIGHEST = 1e4, 1e13
 """Bandwidths in bits/s between which the crossing is searched."""
 
@@ -91,10 +93,10 @@ def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
     return front
 
 
-def find_crossing(on_bandwidth: Callable[[float], list[Prediction]]) -> float | None:
+def find_crossing(on_bandwidth: Predictor) -> float | None:
     """The bandwidth in bits/s from which on data-parallel training is as fast as the fastest
     candidate that syncs; 0 if it is on every link, infinite if it is on none, None without one of
-    the two. `on_bandwidth` predicts all on a link of a bandwidth.
+    the two.
     """
 
     def parallel_is_slower(bandwidth: float) -> bool:

@@ -175,8 +175,10 @@ def _held_out_error(table: np.ndarray, form: Constants) -> float:
 
 
 def _held_out(table: np.ndarray, whole: Constants, column: int) -> np.ndarray:
-    """Errors for the rows of each value of a column, by a fit to the others, which begins with that
-    to all rows; none if all rows have one value.
+    """Errors for the rows of each value of a column, by a fit to the others; none if all rows have
+    one value.
+
+    whole: The fit to all rows, which is a first guess.
     """
     values = np.unique(table[column])
     left_out = [table[column] == value for value in (values if values.size > 1 else [])]
@@ -187,7 +189,8 @@ def _held_out(table: np.ndarray, whole: Constants, column: int) -> np.ndarray:
 def _errors(table: np.ndarray, constants: Constants) -> np.ndarray:
     """Relative error of what is predicted for each measured row."""
     steps, bits, measured = table
-    return np.asarray(np.abs(constants.values(steps, bits) / measured - 1))
+    errors: np.ndarray = np.abs(constants.values(steps, bits) / measured - 1)
+    return errors
 
 
 def _squared(errors: np.ndarray) -> float:
@@ -195,7 +198,10 @@ def _squared(errors: np.ndarray) -> float:
 
 
 def _fit(table: np.ndarray, form: Constants) -> Constants:
-    """The form with the constants >= 0 of least squared relative errors, its own as first guess."""
+    """The form with constants >= 0 that have the least squares of relative errors.
+
+    Constants that it has are a first guess.
+    """
     steps, bits, _ = table
     if not form.hidden:
         return _solved(table, form, np.full(len(steps), True))

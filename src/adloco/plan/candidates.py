@@ -60,9 +60,10 @@ def candidates(
     *,
     try_batches: bool = False,
 ) -> list[Candidate]:
-    """All candidates of recipes, by name or file.
+    """All candidates.
 
     Args:
+        names: Recipes, by name or file.
         settings: (section.key, value); a key with several values is an axis.
         try_batches: True to try `BATCHES` of recipes with a constant batch.
 
@@ -232,8 +233,9 @@ def _shards_fit(recipe: Recipe, cluster: Cluster) -> bool:
     """True if ranks can be divided into shards and replicas, and no copy of the model has a part of
     an island.
     """
+    ranks = ranks_of_island(recipe, cluster)
     try:
-        ranks, shards = ranks_of_island(recipe, cluster), shards_of_worker(recipe, cluster)
+        shards = shards_of_worker(recipe, cluster)
     except ValueError:
         return False
     return ranks % shards == 0 or shards % ranks == 0

@@ -62,9 +62,11 @@ class Cluster:
         require_range(self, "islands", at_least=1)
         Link.parse(self.bandwidth, "bandwidth")
         Link.parse(f"1mbit,{self.latency}", "latency")
-        speeds = self.samples_per_second.items()
         require(
-            bool(speeds) and all(size >= 1 and 0 < rate < math.inf for size, rate in speeds),
+            bool(self.samples_per_second)
+            and all(
+                size >= 1 and 0 < rate < math.inf for size, rate in self.samples_per_second.items()
+            ),
             "samples_per_second must have at least one line SAMPLES = RATE with both > 0, got "
             f"{dict(self.samples_per_second)}",
         )
@@ -76,15 +78,15 @@ class Cluster:
             at_least=0,
             below=math.inf,
         )
-        shortest = min(size / rate for size, rate in speeds)
+        shortest = min(size / rate for size, rate in self.samples_per_second.items())
         require(
             self.update_seconds < shortest,
             f"update_seconds must be < {shortest:.3g}, the seconds of the shortest pass of "
             f"samples_per_second, got {self.update_seconds}",
         )
-        fitting = len(self.speeds) in (0, self.islands)
         require(
-            fitting and all(0 < speed < math.inf for speed in self.speeds),
+            len(self.speeds) in (0, self.islands)
+            and all(0 < speed < math.inf for speed in self.speeds),
             f"speeds must have one finite number > 0 for each of the {self.islands} islands, got "
             f"{list(self.speeds)}",
         )

@@ -31,7 +31,8 @@ def exchange_of(
         buckets = Buckets.of(gradients, passes) if whole else None
         return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
     wire = None if isinstance(recipe.wire, PlainWire) else recipe.wire
-    sent, streaming = bytes_of_mean(wire, parameters, workers), recipe.streaming
+    sent = bytes_of_mean(wire, parameters, workers)
+    streaming = recipe.streaming
     return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
 
 

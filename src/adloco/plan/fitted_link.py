@@ -56,7 +56,7 @@ class FittedLink:
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with what was measured."""
         constants = self.calibration.constants
-        terms = dict.fromkeys(TERMS, 0.0) | {**constants.terms}
+        terms = {**dict.fromkeys(TERMS, 0.0), **constants.terms}
         step = sum(cluster.step_seconds(self.samples)) / cluster.islands
         by_ratio = constants.measure == "compute_utilisation"
         second = step if by_ratio else 1.0

@@ -47,7 +47,12 @@ class Link:
     def seconds(
         self, sent: float, workers: int, times: float = 1.0, pattern: Pattern = "ring"
     ) -> float:
-        """Time of so many exchanges, in all of which `sent` bytes leave each worker."""
+        """Time of exchanges.
+
+        Args:
+            sent: Bytes that leave each worker, in all of them.
+            times: Number of exchanges.
+        """
         if workers == 1:
             return 0.0
         hops = 2 * (workers - 1) if pattern == "ring" else 2

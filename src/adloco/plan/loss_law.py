@@ -118,8 +118,11 @@ class LossFit:
 
 
 def fit_loss_law(points: Sequence[LossPoint], *, draws: int = 100) -> LossFit:
-    """Fit the law to points of short runs that share model, text and evaluation set, each run with
-    the same weight, and draw so many laws for intervals.
+    """Fit the law to points of short runs, each run with the same weight.
+
+    Args:
+        points: Losses of runs that share model, text and evaluation set.
+        draws: Laws of the bootstrap; 0 if no interval is wanted.
 
     Raises:
         ValueError: Fewer than two budgets were measured, or losses do not fall as tokens grow.
@@ -145,16 +148,14 @@ def fit_loss_law(points: Sequence[LossPoint], *, draws: int = 100) -> LossFit:
 
 def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
     """Fit the constants that the points can tell."""
-    irreducible, critical_batch, scale, exponent, columns = search(
-        terms.observe(points), terms.irreducible, terms.critical_batch
-    )
-    log_costs = iter(columns)
+    found = search(terms.observe(points), terms.irreducible, terms.critical_batch)
+    log_costs = iter(found.costs)
     costs = {method: math.exp(next(log_costs)) for method in terms.methods}
     return LossLaw(
-        irreducible=irreducible,
-        scale=scale,
-        exponent=exponent,
-        critical_batch=critical_batch,
+        irreducible=found.irreducible,
+        scale=found.scale,
+        exponent=found.exponent,
+        critical_batch=found.critical_batch,
         methods={point.method: costs.get(point.method, 1.0) for point in points},
         sync_exponent=next(log_costs) if terms.sync_every else 0.0,
         annealing=math.exp(next(log_costs)) if terms.annealing else 1.0,

@@ -38,17 +38,29 @@ class Observations:
     """[n, k] Factors of the terms of the logarithm of the cost."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The constants with the least squared relative errors of the loss."""
+
+    irreducible: float
+    critical_batch: float
+    scale: float
+    """exp(a)."""
+    exponent: float
+    costs: tuple[float, ...]
+    """[k] Constants of the columns."""
+
+
 def search(
     seen: Observations, irreducible: tuple[float, float], critical_batch: tuple[float, float]
-) -> tuple[float, float, float, float, list[float]]:
-    """Find the constants of the law with the least squared relative errors of the loss.
+) -> Solution:
+    """Find the constants of the law.
 
     Args:
-        irreducible: Lowest and highest E, below all losses; equal if it is not fitted.
-        critical_batch: Those of B, in samples; infinite if batches cost nothing.
+        irreducible: Lowest and highest E, below all losses.
+        critical_batch: Lowest and highest B, in samples; infinite if batches cost nothing.
 
-    Returns:
-        E, B, exp(a), p, and the costs of the columns, [k].
+    The two ends are equal where a constant is not fitted.
     """
     bounds = [irreducible, (math.log(critical_batch[0]), math.log(critical_batch[1]))]
     axes = [_axis(low, high, GRID) for low, high in bounds]
@@ -65,8 +77,13 @@ def search(
             # The next grid reaches to the neighbours of the best point of this one.
             steps = [step / 3 for step in steps]
     exponent, (intercept, *costs) = float(exponents[best]), solved[best]
-    critical, scale = float(np.exp(middle[1])), float(np.exp(intercept))
-    return float(middle[0]), critical, scale, exponent, [float(cost) / exponent for cost in costs]
+    return Solution(
+        irreducible=float(middle[0]),
+        critical_batch=float(np.exp(middle[1])),
+        scale=float(np.exp(intercept)),
+        exponent=exponent,
+        costs=tuple(float(cost) / exponent for cost in costs),
+    )
 
 
 def _axis(low: float, high: float, points: int) -> np.ndarray:

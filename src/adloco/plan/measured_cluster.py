@@ -59,10 +59,13 @@ def write_measured(
     jitter: float,
     origin: str,
 ) -> None:
-    """Write a cluster's description, or replace what was measured in the one that is there, with
-    errors of `cluster_text`; see `Cluster` for the numbers.
+    """Write a cluster's description, or replace what was measured in the one that is there; see
+    `Cluster` for the numbers.
 
     origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
+
+    Raises:
+        ValueError: The file is something else, or its folder does not exist.
     """
     first, rest = cluster_text(path).split("\n", 1)
     if first.startswith(f"# {MEASURED_BY}"):

@@ -51,7 +51,8 @@ def read_rows(path: Path, *, measured: bool) -> Rows:
     require(path.is_file(), f"there is no file {str(path)!r}; name a CSV file with measurements")
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
+        names = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
         cells = list(reader)
     lacking = [name for name in KEYS if name not in names]
     require(
@@ -79,11 +80,12 @@ def read_rows(path: Path, *, measured: bool) -> Rows:
         )
         for line, cell in enumerate(cells, start=2)
     ]
-    for line, row in enumerate(rows, start=2):
-        require(
-            measure == "round_seconds" or (row.value or 0) <= 1,
-            f"{path} line {line}: compute_utilisation must be > 0 and <= 1, got {row.value}",
-        )
+    if measured and measure == "compute_utilisation":
+        for line, row in enumerate(rows, start=2):
+            require(
+                (row.value or 0) <= 1,
+                f"{path} line {line}: compute_utilisation must be > 0 and <= 1, got {row.value}",
+            )
     return Rows(rows=rows, measure=measure, cells=cells)
 
 

@@ -85,11 +85,14 @@ def predict(
     target: Target,
     measured: FittedLinks | None = None,
 ) -> Prediction:
-    """Predicts the costs of a candidate until the target; errors as of `trained_batch`.
+    """Predicts the costs of a candidate until the target.
 
     AdLoCo is taken after its last merge: one trainer with all workers, if it merges.
 
     measured: What measured rounds say about the link; None: it is as the cluster says.
+
+    Raises:
+        ValueError: The norm test's batch follows the noise scale, which is not known.
     """
     recipe = candidate.recipe
     workers, trainers = _workers(recipe, cluster)

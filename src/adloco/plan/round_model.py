@@ -54,8 +54,12 @@ class Constants:
         return replace(self, terms=dict.fromkeys(names, 0.0))
 
     def factors(self, steps: np.ndarray, bits: np.ndarray, late: np.ndarray | bool) -> np.ndarray:
-        """Factors of the constants in the times of rounds, of shape (terms, rows), from the H and
-        the bandwidth of each row, and whether its transfers end after the steps that hide them.
+        """Factors of the constants in the times of rounds, of shape (terms, rows).
+
+        Args:
+            steps: H of each row.
+            bits: Bandwidth of each.
+            late: True for each whose transfers end after the steps that hide them.
         """
         factors = {n: TERMS[n](steps, np.minimum(bits, self.ceiling)) for n in self.terms}
         for name in TRANSFERS:
@@ -81,13 +85,15 @@ class Constants:
     def late(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
         """True for each row whose transfers end after the steps that hide them."""
         in_time, late = self.times(steps, bits)
-        return np.asarray(late > in_time)
+        found: np.ndarray = late > in_time
+        return found
 
     def values(self, steps: np.ndarray, bits: np.ndarray) -> np.ndarray:
         """The measure of rows, predicted."""
         times = self.times(steps, bits).max(axis=0)
         by_ratio = self.measure == "compute_utilisation"
-        return np.asarray(steps / (steps + times) if by_ratio else times)
+        values: np.ndarray = steps / (steps + times) if by_ratio else times
+        return values
 
     def value(self, row: Row) -> float:
         """The measure of a row, predicted."""

@@ -24,7 +24,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -54,8 +54,10 @@ class Sync:
     """Buckets that leave during a round of one step; None: everything leaves at its end."""
 
     def seconds(self, cluster: Cluster) -> tuple[float, float]:
-        """Seconds in which a fragment's bytes are in flight, and those that it takes besides:
-        `sync_seconds`, and latencies of the link.
+        """Seconds in which a fragment's bytes are in flight, and those that it takes besides.
+
+        These are `sync_seconds` and latencies: 2 (workers - 1) of them for each exchange in a ring,
+        and 2 all to all.
         """
         if self.workers == 1:
             return 0.0, 0.0
@@ -144,9 +146,13 @@ def mean_round(
     shorter = round_time(cluster, step_seconds, steps, sync)
     if not part:
         return shorter
-    longer = vars(round_time(cluster, step_seconds, steps + 1, sync))
-    mean = {name: (1 - part) * one + part * longer[name] for name, one in vars(shorter).items()}
-    return RoundTime(**mean)
+    longer = asdict(round_time(cluster, step_seconds, steps + 1, sync))
+    return RoundTime(
+        **{
+            name: (1 - part) * seconds + part * longer[name]
+            for name, seconds in asdict(shorter).items()
+        }
+    )
 
 
 @functools.lru_cache(maxsize=4096)  # A plan asks again for each bandwidth.

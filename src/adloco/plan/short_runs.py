@@ -120,7 +120,10 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
 
 
 def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> None:
-    """Raise ValueError unless all candidates, and runs if any, share model, task and context."""
+    """Raise ValueError unless all candidates and the runs share model, task and context.
+
+    measured: The recipe of short runs; None without them.
+    """
     settings, free = [named_settings(recipe) for recipe in recipes], _may_differ()
     names = _differing(settings, SHARED, free)
     require(not names, f"candidates must share {', '.join(names)}; plan them one by one")

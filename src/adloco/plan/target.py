@@ -12,18 +12,24 @@ from adloco.plan.gap_law import NORMAL_90, RUNS, gap
 from adloco.plan.loss_law import LossFit
 from adloco.plan.short_runs import method_of, sync_every_of
 
+Budget = Callable[[Recipe, float], float]
+"""(recipe, trainer's batch in samples) -> tokens to the target; inf if it is out of reach."""
+Loss = Callable[[Recipe, float, float], float]
+"""(recipe, trainer's batch in samples, tokens) -> loss that is reached."""
+Interval = Callable[[Recipe, float], tuple[float, float] | None]
+"""(recipe, trainer's batch in samples) -> least and most tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Progress or loss that a plan must reach, with a recipe and a trainer's batch in samples."""
+    """Progress or loss that a plan must reach."""
 
     name: str
     """In words."""
-    tokens: Callable[[Recipe, float], float]
-    """Tokens to the target; inf if it is out of reach."""
-    loss: Callable[[Recipe, float, float], float] | None = None
+    tokens: Budget
+    loss: Loss | None = None
     """The loss after so many tokens; None if no runs tell it."""
-    interval: Callable[[Recipe, float], tuple[float, float] | None] | None = None
+    interval: Interval | None = None
     """The tokens to the target, between which 90% of the laws have them that fit what was measured;
     None without."""
     assumptions: tuple[str, ...] = ()
@@ -98,8 +104,10 @@ def tokens_target(
 
 
 def _times(needed: Callable[[float], float]) -> float:
-    """Times the tokens that local training needs because of its gap at the end of them, which
-    `needed` tells after so many times the tokens: more have more syncs, and a smaller gap.
+    """Times the tokens that local training needs because of its gap at the end of them: more tokens
+    have more syncs, and a smaller gap.
+
+    needed: Takes times the tokens; returns times the tokens that the gap after so many needs.
     """
     fewest, most = 1.0, needed(1.0)
     for _ in range(40):
@@ -122,6 +130,7 @@ def loss_target(
     """
 
     def known(recipe: Recipe, batch: float) -> dict[str, Any]:
+        """Values that the law takes from a recipe."""
         method, _ = nearest_method(recipe, fit.law.methods)
         return {"method": method, "batch": batch, "sync_every": sync_every_of(recipe)}
 

@@ -59,7 +59,7 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
         )
     per_class = 0 if everything else settings.evaluation_per_class
     evaluated = validation.balanced(per_class, train.num_classes)
-    return Classification(train, validation, evaluated, own, bad_rows, not everything)
+    return Classification(train, validation, evaluated, own, bad_rows, trains=not everything)
 
 
 @dataclass(eq=False)
@@ -154,6 +154,7 @@ class Classification:
 
 
 def _logits(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    seen = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    logits: Tensor = model(**seen).logits.float()
+    logits: Tensor = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits.float()
     return logits

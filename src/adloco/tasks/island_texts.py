@@ -37,8 +37,12 @@ def fewer_texts(data: DataSettings, method: Method) -> list[str]:
 def open_islands(
     settings: TaskSettings, given: TaskData, here: Sequence[int], workers: int
 ) -> Task:
-    """Open the texts of the islands with these numbers, whose workers are here; the one text if
-    islands have none of their own. All islands together have so many workers.
+    """Open the texts of the islands whose workers are here; the one text if islands have none of
+    their own.
+
+    Args:
+        here: The numbers of these islands, from 0.
+        workers: Workers of all islands together.
 
     Raises:
         ValueError: A text cannot be read, or two islands have the same one.
@@ -68,7 +72,11 @@ class IslandTexts:
     """A task on the texts of islands, as `Task` says."""
 
     def __init__(self, data: DataSettings, tasks: Mapping[int, Task], workers: int) -> None:
-        """tasks: The task on the text of each island that is open here, by number."""
+        """
+        Args:
+            tasks: The task on the text of each island that is open here, by number.
+            workers: Workers of all islands together, each of which has a stream.
+        """
         self.tasks = tasks
         self.first = next(iter(tasks.values()))
         self.tokenizer = self.first.tokenizer
@@ -171,7 +179,11 @@ class IslandSource:
     """Streams that are divided among islands, each with a source of its own."""
 
     def __init__(self, num_streams: int, islands: int) -> None:
-        """islands: Their number; island i has the streams of which `island_of` is i."""
+        """
+        Args:
+            num_streams: Streams of all islands together.
+            islands: Their number; island i has the streams of which `island_of` is i.
+        """
         self.num_streams = num_streams
         self.sources: dict[int, Source] = {}
         """The sources of the islands that are open here."""

@@ -46,8 +46,10 @@ class LanguageModel:
     """Causal language modelling on windows of a token cache."""
 
     def __init__(self, cache: TokenCache, windows: int) -> None:
-        """cache: Its text to validate on has one window at least; `windows` are evaluated, or with
-        0 all.
+        """
+        Args:
+            cache: Its text to validate on has one window at least.
+            windows: Windows of an evaluation; 0: all.
         """
         self.tokenizer = cache.tokenizer
         self._cache, self._data = cache, cache.data
@@ -195,7 +197,9 @@ def generate(
     """Draw the token ids that continue a prompt, one at a time.
 
     Args:
-        prompt: At least one.
+        model: A causal language model of transformers.
+        prompt: Token ids, at least one.
+        max_tokens: Most ids to draw.
         temperature: Divides the logits; 0 takes the most likely token each time.
         context_tokens: The model sees this many of the latest tokens.
         vocab_size: Number of the tokenizer's ids; a model can have outputs for more, none is drawn.
@@ -223,7 +227,8 @@ def generate(
             drawn = logits.argmax()
         else:
             drawn = torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)
-        if (token := int(drawn)) == stop:
+        token = int(drawn)
+        if token == stop:
             return
         ids.append(token)
         yield token

@@ -1,4 +1,7 @@
-"""The protocol of a task, which is what a model is trained for, such as language modelling."""
+"""The protocol of a task, which is what a model is trained for: language modelling, for instance.
+
+A task is one file with its settings, its batches, its loss and its evaluation.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,15 @@ class Task(Protocol):
         """Complete a transformers configuration for this task; ValueError if it does not fit."""
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        """Samples to train on, in streams, one for each worker, and in the order of the seed;
-        ValueError if they are fewer than streams or `least`, those of the first inner step over all
-        trainers.
+        """Samples to train on.
+
+        Args:
+            num_streams: Streams into which the samples are divided, one for each worker.
+            seed: Decides the order of the samples.
+            least: Samples of the first inner step over all trainers.
+
+        Raises:
+            ValueError: There are fewer samples than `least` or than streams.
         """
 
     def num_train_samples(self, at_least: int) -> int:

@@ -61,14 +61,16 @@ class NamedModel:
                 "allowed are a folder with config.json, a hub name that can be reached, or from "
                 "scratch a type such as bert"
             ) from error
-        both = getattr(default, "is_encoder_decoder", False)
+        language = hasattr(default, "vocab_size") and not getattr(
+            default, "is_encoder_decoder", False
+        )
         require(
-            hasattr(default, "vocab_size") and not both,
+            language,
             f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take "
             "a decoder such as gpt2 or an encoder such as bert",
         )
         known = default.to_dict()
-        for key, rate in self.overrides.items():
+        for key, value in self.overrides.items():
             nearest = difflib.get_close_matches(key, list(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
@@ -77,8 +79,8 @@ class NamedModel:
                 f"have; {advice}",
             )
             require(
-                "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
-                f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
+                "dropout" not in key or not isinstance(value, (int, float)) or 0 <= value < 1,
+                f"model.overrides has {key} = {value!r}; a rate of dropout must be >= 0 and < 1",
             )
         sizes: dict[str, Any] = {"vocab_size": vocab_size} if from_type else {}
         if not self.pretrained and default.model_type not in ALWAYS_WITH_PADDING:
