@@ -39,24 +39,21 @@ class Finding:
 
 def versions(facts: Sequence[RankFacts]) -> Finding:
     """Versions, the same on all ranks or not."""
-    first, name = facts[0].versions, "versions"
+    first = facts[0].versions
     differing: dict[str, str] = {}
     for rank, each in enumerate(facts):
         for key, version in each.versions.items():
             if version != first[key]:
-                text = (
-                    f"{key} is {_short(first[key])} on {facts[0].host} and {_short(version)} on "
-                    f"{each.host} (rank {rank})"
-                )
-                differing.setdefault(key, text)
+                here = f"{key} is {_short(first[key])} on {facts[0].host}"
+                there = f"{_short(version)} on {each.host} (rank {rank})"
+                differing.setdefault(key, f"{here} and {there}")
     if differing:
         level: Level = "problem" if {*MUST_AGREE} & {*differing} else "warning"
-        return Finding(
-            name, level, f"{'; '.join(differing.values())}; install the same on all machines"
-        )
+        text = f"{'; '.join(differing.values())}; install the same on all machines"
+        return Finding("versions", level, text)
     named = ", ".join(f"{key} {first[key]}" for key in ("python", "torch", "adloco"))
     same = f", the same on {len(facts)} ranks" if len(facts) > 1 else ""
-    return Finding(name, "ok", f"{named}{same}")
+    return Finding("versions", "ok", f"{named}{same}")
 
 
 def devices(facts: Sequence[RankFacts]) -> Finding:

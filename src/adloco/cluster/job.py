@@ -14,7 +14,6 @@ from adloco.distributed.placement.islands import island_shape
 from adloco.dotted_path import load_object
 from adloco.errors import require
 
-Settings = Sequence[tuple[str, str]]
 GRACE_SECONDS = 110
 """`run.grace_seconds` of a job, unless the line or the recipe has another value."""
 MARGIN_SECONDS = 20
@@ -71,7 +70,7 @@ class Job:
 
 def plan_job(
     recipe: str,
-    settings: Settings,
+    settings: Sequence[tuple[str, str]],
     *,
     islands: int,
     gpus_per_island: int,

@@ -46,10 +46,7 @@ def gloo_address() -> str:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to another one; empty if there is no way.
-
-    Nothing is sent.
-    """
+    """This machine's address on the way to another one; empty if there is none. Sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             any_socket.connect((host, 9))

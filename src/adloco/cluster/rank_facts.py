@@ -105,9 +105,8 @@ def all_facts(mine: RankFacts) -> list[RankFacts]:
     does not say is taken to be as here.
     """
     own = asdict(mine)
-    return [
-        RankFacts(**{name: said.get(name, own[name]) for name in own}) for said in all_states(own)
-    ]
+    known = ({name: said.get(name, own[name]) for name in own} for said in all_states(own))
+    return [RankFacts(**each) for each in known]
 
 
 def first_of_islands(facts: Sequence[RankFacts], recipe: Recipe | None) -> list[int]:

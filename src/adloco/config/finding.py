@@ -18,10 +18,8 @@ def setting_facts() -> Mapping[str, Facts]:
     """
     found: dict[str, Facts] = {}
     for section, content in SECTIONS.items():
-        if content.choice:
-            found[f"{section}.{content.choice.key}"] = Facts(
-                aliases=content.choice.aliases, code=True
-            )
+        if choice := content.choice:
+            found[f"{section}.{choice.key}"] = Facts(aliases=choice.aliases, code=True)
         for owner in _owners(content):
             for field in fields(owner):
                 found.setdefault(f"{section}.{field.name}", facts_of(field))
@@ -75,13 +73,11 @@ def aliases() -> dict[str, str]:
 
 
 def settings_meant(word: str) -> list[str]:
-    """The settings whose key is this word, or for which it is another name; none if none is.
-
-    word: Such as lr, --sync-every, H or method.h.
+    """The settings whose key is this word (such as lr, --sync-every, H or method.h), or for which
+    it is another name; none if none is.
     """
-    names = setting_facts()
     key = _key(word)
-    named = [name for name in names if name.partition(".")[2] == key]
+    named = [name for name in setting_facts() if name.partition(".")[2] == key]
     return [*named, *([aliases()[key]] if key in aliases() else [])]
 
 

@@ -33,7 +33,7 @@ def read_values(recipe: str) -> Values:
         text = shipped_text(recipe)
     else:
         path = Path(recipe)
-        names = ", ".join(shipped_recipes())
+        shipped = shipped_recipes()
         require(
             not (path / "recipe.toml").is_file(),
             f"{recipe!r} is the folder of a run and not a recipe; resume it with adloco train "
@@ -42,7 +42,7 @@ def read_values(recipe: str) -> Values:
         require(
             path.is_file(),
             f"recipe {recipe!r} is neither a file nor a shipped recipe; shipped are "
-            f"{names}{_suggest(recipe, shipped_recipes())}",
+            f"{', '.join(shipped)}{_suggest(recipe, shipped)}",
         )
         try:
             text = path.read_bytes().decode("utf-8")
@@ -110,11 +110,8 @@ def _known_to_choice(
 
 
 def build_recipe(values: Values) -> Recipe:
-    """Build a recipe from its sections and check every value.
-
-    Raises:
-        ValueError: A section or setting is unknown, missing, of the wrong type or out of range. The
-            message names the first such setting.
+    """Build a recipe from its sections and check every value; ValueError names the first setting
+    or section that is unknown, missing, of the wrong type or out of range.
     """
     for section in values:
         if section not in SECTIONS:
@@ -125,20 +122,21 @@ def build_recipe(values: Values) -> Recipe:
             )
     built: dict[str, Any] = {}
     for name in SECTIONS:
-        built.update(_build_section(name, values.get(name, {})))
+        built |= _build_section(name, values.get(name, {}))
     built["options"] = {key: built.pop(key) for key in options()}
     return Recipe(**built)
 
 
 def _build_section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     classes = _classes(name, values)
-    known = [field.name for owner in classes.values() for field in fields(owner)]
     choice = SECTIONS[name].choice
+    known = [field.name for owner in classes.values() for field in fields(owner)]
+    known += [choice.key] if choice else []
     for key in values:
-        if key not in known and not (choice and key == choice.key):
+        if key not in known:
             chosen = values.get(choice.key, choice.default) if choice else None
             where = f" with {choice.key} = {chosen!r}" if choice else ""
-            allowed = sorted([*known, *([choice.key] if choice else [])])
+            allowed = sorted(known)
             others = choices_with(name, key)
             advice = (
                 f"; it is one with {choice.key} = {one_of(map(repr, others))}"
@@ -192,11 +190,7 @@ def _classes(name: str, values: Mapping[str, Any]) -> dict[str, type]:
 
 def _suggest(word: str, allowed: Sequence[str], settings: Sequence[tuple[str, str]] = ()) -> str:
     """A hint at the word that was meant, or at settings of that (section, key)."""
-    meant = [
-        name
-        for section, key in settings
-        for name in settings_meant(key)
-        if f"{section}.{key}" not in settings_meant(key)
-    ]
+    known = ((f"{section}.{key}", settings_meant(key)) for section, key in settings)
+    meant = [name for own, names in known if own not in names for name in names]
     meant = meant or [repr(name) for name in difflib.get_close_matches(word.lower(), allowed, n=1)]
     return f" (did you mean {' or '.join(meant)}?)" if meant else ""

@@ -165,8 +165,8 @@ def to_toml(recipe: Recipe, *, with_meanings: bool = False) -> str:
             lines.append(line)
         except TypeError as error:  # Only a user's own class can have such a default.
             raise ValueError(
-                f"{setting.name} is {setting.value!r}, which a recipe cannot "
-                "hold; use a number, a text, a list or a table"
+                f"{setting.name} is {setting.value!r}, which a recipe cannot hold; use a number, a "
+                "text, a list or a table"
             ) from error
     return "\n".join(lines) + "\n"
 

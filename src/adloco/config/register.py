@@ -51,8 +51,8 @@ class Register:
 
     def name_of(self, owner: type) -> str:
         """The key or dotted path by which `find` finds this class."""
-        keys = [key for key, kind in self.classes.items() if kind is owner]
-        return keys[0] if keys else f"{owner.__module__}:{owner.__qualname__}"
+        keys = (key for key, kind in self.classes.items() if kind is owner)
+        return next(keys, f"{owner.__module__}:{owner.__qualname__}")
 
     def missing(self, kind: type) -> list[str]:
         """Members of the protocol that a class lacks."""

@@ -58,8 +58,7 @@ class Choice:
 
     def help(self) -> str:
         """The meaning, followed by one line for each class."""
-        classes = self.register.classes.items()
-        lines = [f"{key}: {summary(kind)}" for key, kind in classes]
+        lines = [f"{key}: {summary(kind)}" for key, kind in self.register.classes.items()]
         return "\n".join([self.meaning, *lines, "package.module:Name: a class of your own."])
 
 
@@ -135,10 +134,7 @@ class Recipe:
         meaning="How a trainer's batch is split over its workers.",
     )
     inner: InnerFactory = _chosen(
-        "inner.optimizer",
-        INNER_OPTIMIZERS,
-        default="muon",
-        meaning="Each worker's optimizer.",
+        "inner.optimizer", INNER_OPTIMIZERS, default="muon", meaning="Each worker's optimizer."
     )
     learning_rate: LearningRate
     outer: OuterFactory | OuterMean = _chosen(
@@ -159,19 +155,13 @@ class Recipe:
     feedback: Feedback = _in("wire")
     streaming: Streaming
     batch: BatchRule = _chosen(
-        "batch.rule",
-        BATCH_RULES,
-        default="constant",
-        meaning="How a trainer's batch is decided.",
+        "batch.rule", BATCH_RULES, default="constant", meaning="How a trainer's batch is decided."
     )
     guards: BatchGuards = _in("batch")
     test: GradientTest
     switch: SwitchMode
     merge: MergePolicy = _chosen(
-        "merge.policy",
-        MERGE_POLICIES,
-        default="none",
-        meaning="Which trainers merge.",
+        "merge.policy", MERGE_POLICIES, default="none", meaning="Which trainers merge."
     )
     fates: MergeFates = _in("merge")
     evaluation: EvaluationSettings
@@ -189,13 +179,12 @@ class Recipe:
         if self.data.islands:
             self._check_islands()
         each = self.batch.fewest_groups
-        smallest = self.method.workers_per_trainer * each
+        workers = self.method.workers_per_trainer
+        share = "a sample" if each == 1 else f"{each} samples to compare"
         require(
-            self.guards.initial >= smallest,
-            f"batch.initial must be >= {smallest}, so that each of "
-            f"{self.method.workers_per_trainer} workers has "
-            f"{'a sample' if each == 1 else f'{each} samples to compare'}, got "
-            f"{self.guards.initial}",
+            self.guards.initial >= workers * each,
+            f"batch.initial must be >= {workers * each}, so that each of {workers} workers has "
+            f"{share}, got {self.guards.initial}",
         )
 
     def _check_islands(self) -> None:
@@ -240,10 +229,8 @@ class Recipe:
 
     @property
     def mean_sync_every(self) -> float:
-        """Inner steps of a round, the mean over a run that ends with its schedule.
-
-        Raises:
-            ValueError: Rounds would grow without an end.
+        """Inner steps of a round, the mean over a run that ends with its schedule; ValueError if
+        rounds would grow without an end.
         """
         growth = self.method.sync_growth
         self.learning_rate.check_growth(growth)
@@ -255,10 +242,8 @@ class Recipe:
         return self.method.after_merges(self.merge)
 
     def schedule_tokens(self) -> int:
-        """Tokens at which the schedule of the learning rate ends; 0 if it is constant.
-
-        Raises:
-            ValueError: The schedule has an end, and nothing says where.
+        """Tokens at which the schedule of the learning rate ends; 0 if it is constant; ValueError
+        if it has an end, and nothing says where.
         """
         total = self.learning_rate.total_tokens or self.run.tokens
         shape = self.learning_rate.shape
@@ -317,10 +302,8 @@ class Recipe:
         """A sentence that names settings without effect in this recipe; empty if there are none."""
         if not self.syncs and not isinstance(self.wire, PlainWire):
             return "wire.format changes nothing: no trainer ever has two workers to sync"
-        if not self.keeps_residuals and self.feedback not in (
-            Feedback(),
-            Feedback(feedback="none"),
-        ):
+        plain = (Feedback(), Feedback(feedback="none"))
+        if not self.keeps_residuals and self.feedback not in plain:
             return (
                 "wire.feedback and wire.feedback_decay change nothing: no residual is kept in this "
                 "recipe; give a lossy wire.format, and wire.feedback params"

@@ -164,10 +164,7 @@ BYTES = {
 
 
 def read_number(text: str) -> int | float | None:
-    """The number that a text such as 600k or 1e6 stands for; None if it is none.
-
-    A whole number is an int.
-    """
+    """The number that a text such as 600k or 1e6 is, an int if it is whole; None if it is none."""
     return _read(text, COUNTS)
 
 

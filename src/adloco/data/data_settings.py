@@ -115,7 +115,7 @@ class DataSettings:
         split = "must name a split of the dataset, for instance train"
         require_setting(bool(self.split), self, "split", split)
         require_setting(
-            not self.validation_split or self.validation_split != self.split,
+            self.validation_split != self.split,
             self,
             "validation_split",
             "must be another split than {split=}, or empty to hold out a part of that",

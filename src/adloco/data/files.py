@@ -40,9 +40,7 @@ def cache_folder(path: str) -> Path:
 
 
 def data_files(path: Path, text_column: str) -> list[DataFile]:
-    """The files at a path, as `files_at` finds them, each with the reader for its suffix: a file
-    whose suffix has no format is read as text.
-    """
+    """The files at a path, as `files_at` finds them; one whose suffix has no format is a text."""
     return [_data_file(file, text_column) for file in files_at(path)]
 
 
@@ -155,16 +153,10 @@ def own_rows(data: DataSettings) -> DataFile:
     def read(columns: Columns, start: int) -> Numbered:
         for number, item in islice(enumerate(_items(data), start=1), start, None):
             row = {data.text_column: item} if isinstance(item, str) else item
-            yield (
-                number,
-                row
-                if isinstance(row, dict)
-                else BadRow(
-                    reason="not a row",
-                    problem=f" is neither a text nor a dictionary but {type(row).__name__}",
-                    advice="mend the function",
-                ),
-            )
+            if not isinstance(row, dict):
+                problem = f" is neither a text nor a dictionary but {type(row).__name__}"
+                row = BadRow(reason="not a row", problem=problem, advice="mend the function")
+            yield number, row
 
     return DataFile(name=data.source, read=read)
 

@@ -80,12 +80,9 @@ def parquet_rows(file: Path, columns: Columns, text_column: str) -> Numbered:
         yield number + 1, GONE
     except (pyarrow.ArrowException, OSError) as error:
         problem = f" is not a readable parquet file from row {number + 1} on ({error})"
-        yield (
-            number + 1,
-            BadRow(
-                reason="unreadable file", problem=problem, advice="mend or remove it", rest=True
-            ),
-        )
+        advice = "mend or remove it"
+        bad = BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True)
+        yield number + 1, bad
 
 
 def _records(batch: Any) -> Iterator[Row | BadRow]:

@@ -50,16 +50,11 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         f"{', '.join(streams)}",
     )
     stream, files = streams[split], (builder.config.data_files or {}).get(split, [])
-    names = (
-        [str(file) for file in files]
-        if len(files) == stream.num_shards
-        else [f"part {index + 1}" for index in range(stream.num_shards)]
-    )
+    count = stream.num_shards
+    names = files if len(files) == count else [f"part {index + 1}" for index in range(count)]
     return [
         dataset_file(
-            stream.shard(num_shards=stream.num_shards, index=index),
-            f"{what}: {name}",
-            data.text_column,
+            stream.shard(num_shards=count, index=index), f"{what}: {name}", data.text_column
         )
         for index, name in enumerate(names)
     ]
@@ -107,10 +102,8 @@ def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:
                 raise unreachable(error) from error
             problem = f" cannot be read from row {number + 1} on ({_first_line(error)})"
             advice = "mend or fetch the file again"
-            yield (
-                number + 1,
-                BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True),
-            )
+            bad = BadRow(reason="unreadable file", problem=problem, advice=advice, rest=True)
+            yield number + 1, bad
 
     return DataFile(name=name, read=read)
 

@@ -23,26 +23,19 @@ TEXTS_AT_ONCE = 64
 """Texts that are tokenised together."""
 
 
+@dataclass(eq=False)
 class LabelledSource:
-    """Batches of labelled texts, by stream and position.
+    """Batches of labelled texts, by stream and position."""
 
-    Args:
-        pad: Token id that fills shorter texts.
-        numbers: (stream, position, count) -> the numbers of the texts there.
-    """
-
-    def __init__(
-        self,
-        texts: "LabelledTexts",
-        pad: int,
-        num_streams: int,
-        numbers: Callable[[int, int, int], NDArray[np.int64]],
-    ) -> None:
-        self.num_streams = num_streams
-        self._texts, self._pad, self._numbers = texts, pad, numbers
+    texts: "LabelledTexts"
+    pad: int
+    """Token id that fills shorter texts."""
+    num_streams: int
+    numbers: Callable[[int, int, int], NDArray[np.int64]]
+    """(stream, position, count) -> the numbers of the texts there."""
 
     def read(self, stream: int, position: int, count: int) -> dict[str, Tensor]:
-        return self._texts.batch(self._numbers(stream, position, count), self._pad)
+        return self.texts.batch(self.numbers(stream, position, count), self.pad)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +60,9 @@ class LabelledTexts:
         return len(self.labels)
 
     def balanced(self, per_class: int, classes: int) -> NDArray[np.int64]:
-        """The numbers of the first texts of each class, in ascending order.
+        """The numbers of the first `per_class` texts of each class, in ascending order; 0: of all.
 
-        Args:
-            per_class: Texts to take of each class; 0: all texts.
-            classes: Number of classes that must be there, even if no text here has the last ones.
+        classes: Number of classes that must be there, even if no text here has the last ones.
 
         Raises:
             ValueError: A class has fewer texts than `per_class`.
@@ -116,10 +107,7 @@ class _Reading:
 
 
 def read_texts(
-    data: DataSettings,
-    label_column: str,
-    tokenizer: Tokenizer,
-    splits: Sequence[Split] = SPLITS,
+    data: DataSettings, label_column: str, tokenizer: Tokenizer, splits: Sequence[Split] = SPLITS
 ) -> tuple[dict[Split, LabelledTexts], Counter[str]]:
     """The texts of these splits, each cut at data.context_tokens tokens, and the number of rows
     that were left out, by reason.

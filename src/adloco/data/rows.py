@@ -88,13 +88,7 @@ class Position:
 
 
 def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Position) -> "Rows":
-    """The rows of a stage, from a position on.
-
-    Args:
-        stage: The split to read, and how many of its rows.
-        columns: Columns to keep, and their types.
-        position: Where reading begins; changed as rows are read.
-    """
+    """The rows of a stage with these columns, from a position on, which moves as they are read."""
     if data.dataset:
         files = dataset_files(data, stage.source_split)
     elif data.factory:
@@ -108,10 +102,7 @@ def open_rows(data: DataSettings, stage: Stage, columns: Columns, position: Posi
 
 @dataclass(kw_only=True)
 class Rows:
-    """Iterable of (row number, row); a row that is left out is None.
-
-    Iterating moves `position`. The attributes are the arguments of `open_rows`.
-    """
+    """Iterable of (row number, row); a row that is left out is None. Iterating moves `position`."""
 
     files: Sequence[DataFile]
     columns: Columns
@@ -125,14 +116,12 @@ class Rows:
             if self._enough():
                 return
             for number, item in self._read(file, at.row - at.rows_of_files):
-                where = (
-                    f"{file.name} {file.unit} {number}"
-                    if file.unit and not (isinstance(item, BadRow) and item.rest)
-                    else file.name
-                )
+                ends = isinstance(item, BadRow) and item.rest
+                numbered = file.unit and not ends
+                where = f"{file.name} {file.unit} {number}" if numbered else file.name
                 row = self._kept(item, where)
                 at.row += 1
-                if isinstance(item, BadRow) and item.rest:
+                if ends:
                     break
                 yield at.row - 1, row
                 if self._enough():
@@ -165,9 +154,8 @@ class Rows:
                 f"{where}{bad.problem}; {bad.advice}, or leave such rows out with data.bad_rows "
                 "skip"
             )
-        self.position.skipped[
-            f"{bad.reason}: {where}{bad.problem}" if bad.rest else bad.reason
-        ] += 1
+        reason = f"{bad.reason}: {where}{bad.problem}" if bad.rest else bad.reason
+        self.position.skipped[reason] += 1
         return None
 
     def _fault(self, row: Row, column: str) -> BadRow | None:
@@ -181,12 +169,9 @@ class Rows:
                 advice="fill or remove it",
             )
         if type(value) is not kind:
+            reason = f"{column} is not {NAMES[kind]}"
             problem = f": column {column!r} is not {NAMES[kind]} but {type(value).__name__}"
-            return BadRow(
-                reason=f"{column} is not {NAMES[kind]}",
-                problem=problem,
-                advice="name a column that is",
-            )
+            return BadRow(reason=reason, problem=problem, advice="name a column that is")
         if isinstance(value, int) and not 0 <= value < MOST_CLASSES:
             return BadRow(
                 reason=f"{column} is no class",
@@ -214,12 +199,10 @@ def left_out(counts: Mapping[str, int], rows: int) -> str:
         counts: Reason -> number of rows left out.
         rows: Number of rows that were read, including those left out.
     """
+    if not counts:
+        return ""
     reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-    return (
-        f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})"
-        if counts
-        else ""
-    )
+    return f"{sum(counts.values())} of {rows} rows were left out, as data.bad_rows says ({reasons})"
 
 
 MOST_CLASSES = 1 << 16

@@ -54,13 +54,10 @@ class TokenBytes:
         return cls(of_id=of_id, end_of_text=end, added=int(added), end_bytes=end_bytes)
 
     def predicted(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The bytes of the tokens that are predicted in each window: all but its first.
+        """The bytes of the tokens that are predicted in each window, all but its first: whole
+        numbers, [windows]; nan for a window with a token whose bytes are not known.
 
-        Args:
-            tokens: Ids of packed documents, [windows, tokens of a window].
-
-        Returns:
-            Whole numbers, [windows]; nan for a window with a token whose bytes are not known.
+        tokens: Ids of packed documents, [windows, tokens of a window].
         """
         before, predicted = tokens[:, :-1], tokens[:, 1:]
         first = (before == self.end_of_text) & (predicted != self.end_of_text)
@@ -71,10 +68,7 @@ class TokenBytes:
         """Bytes of texts that their tokens do not stand for: of characters that the tokenizer
         drops or changes. 0 if bytes are not known anyway.
 
-        Args:
-            tokens: All ids of the texts.
-            texts: How many texts; each ends with the end-of-text id.
-            text_bytes: Bytes of the texts.
+        tokens: All ids of the texts, each of which ends with the end-of-text id.
         """
         times = np.zeros(len(self.of_id), dtype=np.int64)
         for at in range(0, len(tokens), TOKENS_AT_ONCE):

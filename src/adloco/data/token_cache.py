@@ -44,10 +44,7 @@ class TokenCache:
     """Train and validation tokens of a source; the end-of-text id follows each document."""
 
     def __init__(
-        self,
-        data: DataSettings,
-        store: TokenStore,
-        tokenizer: Tokenizer | None = None,
+        self, data: DataSettings, store: TokenStore, tokenizer: Tokenizer | None = None
     ) -> None:
         """Make a cache from its parts; `open_cache` and `begin_cache` do this for a recipe.
 

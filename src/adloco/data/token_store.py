@@ -150,13 +150,10 @@ class TokenStore:
     def tokens(self, split: Split) -> NDArray[Any]:
         """The tokens of a split so far; the end-of-text id follows each document."""
         count = self.state.train if split == "train" else self.state.validation
-        return (
-            np.memmap(
-                self.folder / f"{split}.bin", dtype=self.state.dtype, mode="r", shape=(count,)
-            )
-            if count
-            else np.zeros(0, self.state.dtype)
-        )
+        dtype = self.state.dtype
+        if not count:  # No file of 0 bytes can be mapped.
+            return np.zeros(0, dtype)
+        return np.memmap(self.folder / f"{split}.bin", dtype=dtype, mode="r", shape=(count,))
 
     def digest(self, chunks: int) -> str:
         """Digest of the texts of the first `chunks` chunks."""
@@ -272,13 +269,10 @@ def intact(folder: Path) -> bool:
         state = _read(folder)
     except (OSError, ValueError):  # None is there, or of another format.
         return False
-    sizes = {
-        f"{split}.bin": getattr(state, split) * np.dtype(state.dtype).itemsize for split in SPLITS
-    } | {CHUNKS: state.chunks * RECORD.size}
-    return all(
-        (folder / name).exists() and (folder / name).stat().st_size >= size
-        for name, size in sizes.items()
-    )
+    each = np.dtype(state.dtype).itemsize
+    sizes = {folder / f"{split}.bin": getattr(state, split) * each for split in SPLITS}
+    sizes[folder / CHUNKS] = state.chunks * RECORD.size
+    return all(file.exists() and file.stat().st_size >= size for file, size in sizes.items())
 
 
 def sample_chunks(count: int) -> list[int]:

@@ -47,11 +47,8 @@ class Tokenizer(Protocol):
         """
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """The ids of each text as a sample of its own, with the special tokens a model expects.
-
-        Args:
-            texts: One text per sample.
-            max_tokens: Most ids of a sample, special tokens included; longer texts are cut.
+        """The ids of each text as a sample of its own, with the special tokens a model expects,
+        and cut at `max_tokens`, these included.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -61,10 +58,8 @@ class Tokenizer(Protocol):
         """UTF-8 bytes of the text that each id stands for, [vocab_size]; nan if not known."""
 
     def to_transformers(self, *, whole: bool) -> Any:
-        """A tokenizer of transformers with the same ids.
-
-        Args:
-            whole: True to encode as `encode_whole` does, False to encode as `encode` does.
+        """A tokenizer of transformers with the same ids, that encodes as `encode_whole` does if
+        `whole`, else as `encode`.
         """
 
     def save(self, folder: Path) -> None:

@@ -209,18 +209,12 @@ def without_special_tokens(tokenizer: Any) -> Any:
 
 
 def load_pretrained(name: str) -> TransformersTokenizer:
-    """Load a tokenizer from a folder or from the hub.
-
-    Raises:
-        ValueError: The tokenizer cannot be loaded; the message says what to install or to do.
-    """
+    """Load a tokenizer from a folder or from the hub; ValueError if it cannot be loaded."""
     import transformers
 
     folder = Path(name)
-    names_its_class = any(
-        (folder / file).exists()
-        for file in ("tokenizer.json", "tokenizer_config.json", "config.json")
-    )
+    naming = ("tokenizer.json", "tokenizer_config.json", "config.json")
+    names_its_class = any((folder / file).exists() for file in naming)
     bare = [kind for file, kind in BARE_VOCABULARIES.items() if (folder / file).exists()]
     loader = bare[0] if bare and not names_its_class else "AutoTokenizer"
     silent = ""

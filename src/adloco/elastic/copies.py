@@ -42,11 +42,8 @@ class MemoryCopies:
         self._folders: list[int] = []
 
     def place(self, folder: Path, placement: Placement, every: int) -> None:
-        """Choose where copies go, and forget those of the ranks before. Called on all ranks.
-
-        Args:
-            folder: The run's folder, which is there.
-            every: Rounds from one copy to the next; 0: none are made.
+        """Choose where copies go, and forget those of the ranks before. Called on all ranks, when
+        the run's folder is there; `every` is `run.copy_every`.
         """
         self.parts, self.for_disk, self.bytes_kept = {}, {}, 0
         self._ranks_per_island = size = placement.ranks_per_worker
@@ -70,10 +67,7 @@ class MemoryCopies:
         return any(self._folders[each] != self._folders[to] for each, to in pairs)
 
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
-        """True if copies are to be made after this round.
-
-        saves: True if a checkpoint is written after it.
-        """
+        """True if copies are to be made after this round; `saves`: a checkpoint is written then."""
         in_memory = round % max(self._every, 1) == 0 and not last
         return self.made and (in_memory or (saves and self.on_disk))
 

@@ -181,11 +181,8 @@ def _found_store(
 
 
 def _tunnel_to(address: tuple[str, int], secret: bytes) -> Relay:
-    """A tunnel to the door at an address.
-
-    Raises:
-        ValueError: The machine there has another secret, or none.
-        OSError: Nobody answers there.
+    """A tunnel to the door at an address; ValueError if the machine there has another secret, or
+    none, and OSError if nobody answers.
     """
     try:
         return open_tunnel(address, secret)

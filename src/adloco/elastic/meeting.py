@@ -285,9 +285,5 @@ def _wait_until_ended(store: Any, failed: Iterable[int], launchers: Silence) -> 
     left = [process for process in failed if beats_of_launcher(store, process)]
     while left and time.monotonic() < deadline:
         gone = launchers.look({process: beats_of_launcher(store, process) for process in left})
-        left = [
-            process
-            for process in left
-            if process not in gone and not store.check([f"dead-{process}"])
-        ]
+        left = [each for each in left if each not in gone and not store.check([f"dead-{each}"])]
         time.sleep(LOOK_SECONDS if left else 0)

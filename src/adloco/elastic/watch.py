@@ -194,10 +194,7 @@ class Silence:
         self._unchanged: dict[int, int] = {}
 
     def look(self, counts: Mapping[int, int]) -> list[int]:
-        """Return the counters that so many looks in a row have found unchanged.
-
-        counts: The counters by number.
-        """
+        """Return the counters, by number, that so many looks in a row have found unchanged."""
         for number, count in counts.items():
             same = self._counts.get(number) == count
             self._unchanged[number] = self._unchanged.get(number, 0) + 1 if same else 0

@@ -33,11 +33,7 @@ FROZEN = "frozen.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBuilder:
-    """Builds a run's model.
-
-    A call returns a model without memory (on the meta device), to which `filling` gives memory and
-    values. If `filling` is None, a call returns a complete model.
-    """
+    """Builds a run's model of transformers, as `Builder` says."""
 
     config: Any
     head: Head
@@ -54,18 +50,15 @@ class ModelBuilder:
 
     @property
     def filling(self) -> Fill | None:
-        """Function that gives memory and values to a part of a model; None if none is needed."""
         return None if self.stored.only_whole else self.fill
 
     @cached_property
     def stored(self) -> StoredWeights:
-        """Places of the trained weights on disk; none for a model from scratch."""
         if self.weights:
             return find_weights(self.weights, self._empty(), self._must_be_there, self._dtype)
         # Where `load_config` has read the configuration; elsewhere there is no such file.
-        folder = self.config.name_or_path
-        file = Path(folder) / FROZEN
-        known = folder and file.is_file()
+        file = Path(self.config.name_or_path) / FROZEN
+        known = self.config.name_or_path and file.is_file()
         return frozen_weights(file, self._empty()) if known else StoredWeights()
 
     @property
@@ -121,19 +114,13 @@ class ModelBuilder:
                         output_loading_info=True,
                     )
             except Exception as error:
-                advice = (
-                    "give a folder with weights or a hub name that can be reached, leave its sizes "
-                    "as they are, or set model.pretrained false"
-                )
                 raise ValueError(
                     f"the weights of model.name {self.weights!r} could not be loaded "
-                    f"({type(error).__name__}); {advice}"
+                    f"({type(error).__name__}); give a folder with weights or a hub name that can "
+                    "be reached, leave its sizes as they are, or set model.pretrained false"
                 ) from error
-        missing = sorted(
-            key
-            for key in report["missing_keys"]
-            if self._must_be_there(key, model.base_model_prefix)
-        )
+        base = model.base_model_prefix
+        missing = sorted(key for key in report["missing_keys"] if self._must_be_there(key, base))
         rest = f"{len(missing)} tensors of the model, such as {missing[0]}" if missing else ""
         require(
             not missing,
@@ -180,12 +167,8 @@ class ModelBuilder:
                 and f"{name}.".startswith(place and f"{place}.")
             )
             _draw(inner, part, to_draw)
-        if not all(
-            _is_drawn(tensor)
-            for module in to_draw
-            for tensor in _own_tensors(module)
-            if tensor not in stored
-        ):
+        own = (tensor for module in to_draw for tensor in _own_tensors(module))
+        if not all(_is_drawn(tensor) for tensor in own if tensor not in stored):
             advice = (
                 "and they are missing from its trained weights"
                 if self.weights
@@ -200,7 +183,6 @@ class ModelBuilder:
             model.tie_weights()  # type: ignore[operator]
 
     def whole(self) -> nn.Module:
-        """A model with memory and values, on the CPU."""
         model: nn.Module = self()
         if self.filling:
             fill_whole(model, self.filling)
@@ -222,7 +204,6 @@ class ModelBuilder:
 
     @staticmethod
     def load_config(folder: Path) -> Any:
-        """The configuration in a folder."""
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -230,10 +211,7 @@ class ModelBuilder:
 
 def _draw(model: Any, module: nn.Module, fresh: Collection[nn.Module]) -> bool:
     """Initialise a module after its children, as transformers does, if anything in it is fresh: by
-    the innermost model that has it.
-
-    Returns:
-        True if the module was initialised.
+    the innermost model that has it. Returns True if it was initialised.
     """
     from transformers import PreTrainedModel
 

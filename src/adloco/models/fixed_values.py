@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 FIXED = "fixed.json"
 SHOWN = 4
@@ -22,13 +22,11 @@ Values = Mapping[str, Sequence[float]]
 def fixed_values(model: nn.Module) -> Values:
     """The first values of each such tensor of a model that is not sparse."""
     state = model.state_dict().keys()
-    found: dict[str, Tensor] = {
-        **{name: each for name, each in model.named_parameters() if not each.requires_grad},
-        **{name: each for name, each in model.named_buffers() if name not in state},
-    }
+    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+    unsaved = [(name, each) for name, each in model.named_buffers() if name not in state]
     return {
         name: each.flatten()[:SHOWN].double().tolist()
-        for name, each in found.items()
+        for name, each in (*frozen, *unsaved)
         if each.layout == torch.strided
     }
 

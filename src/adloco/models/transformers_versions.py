@@ -29,6 +29,4 @@ def known_changes() -> tuple[type, ...]:
 
     # 5.6 and later have PrefixChange.
     names = ("WeightRenaming", "PrefixChange", "WeightConverter")
-    return tuple(
-        getattr(core_model_loading, name) for name in names if hasattr(core_model_loading, name)
-    )
+    return tuple(kind for name in names if (kind := getattr(core_model_loading, name, None)))

@@ -8,7 +8,6 @@ so, and transformers reads the whole model.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -86,16 +85,13 @@ class StoredWeights:
 def find_weights(
     name: str, model: Any, must_be_there: Callable[[str, str], bool], dtype: torch.dtype
 ) -> StoredWeights:
-    """Find the trained weights of a model on disk; download them if necessary.
+    """Find the trained weights of a model of transformers on disk, by hub name or folder; download
+    them if necessary.
 
     Args:
-        name: Hub name or folder of the weights.
-        model: The model, of transformers and without memory.
+        model: The model, without memory.
         must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
             tensor are refused.
-
-    Returns:
-        The place of each weight, or with `only_whole` the reason why they must be read whole.
     """
     if model._get_dtype_plan(dtype):
         return StoredWeights(only_whole="some stay in float32")
@@ -113,12 +109,8 @@ def find_weights(
         return StoredWeights(only_whole=type(error).__name__)
     tied: Mapping[str, str] = model.all_tied_weights_keys
     absent = model.state_dict().keys() - places.keys() - tied.keys()
-    in_blocks = {
-        key
-        for key, _ in _named_tensors(
-            model, {module for block in blocks(model) for module in block.modules()}
-        )
-    }
+    inside = {module for block in blocks(model) for module in block.modules()}
+    in_blocks = {key for key, _ in _named_tensors(model, inside)}
     if not reason and (tied.keys() & places.keys() or absent & set(tied.values())):
         reason = "tied weights are stored under other names"
     if not reason and any(
@@ -161,12 +153,7 @@ def _files(name: str, config: Any) -> list[str]:
 
 
 def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], str]:
-    """Find the tensors of a model in its files.
-
-    Returns:
-        Name in the model -> (file, key), and the reason why the weights cannot be read part by
-        part; empty if they can.
-    """
+    """`StoredWeights.places` of a model's files, and `only_whole`."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
@@ -179,7 +166,8 @@ def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], s
     renamings = [change for change in changes if not isinstance(change, WeightConverter)]
     converters = [change for change in changes if isinstance(change, WeightConverter)]
     stored = {key: (file, size) for file in files for key, size in _sizes(file)}
-    places, uses = {}, Counter[str]()
+    places: dict[str, tuple[str, str]] = {}
+    twice = False
     for key, (file, size) in stored.items():
         known, converter = rename_source_key(key, renamings, converters, prefix, tensors)
         if known not in tensors and key in tensors:  # A rule renamed a key that was right already.
@@ -190,9 +178,9 @@ def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], s
             continue  # The model does not have this tensor.
         if size != list(tensors[known].shape):
             return {}, "their sizes differ"
+        twice = twice or known in places
         places[known] = (file, key)
-        uses[known] += 1
-    return places, "two of them have one name" if any(count > 1 for count in uses.values()) else ""
+    return places, "two of them have one name" if twice else ""
 
 
 def _sizes(file: str) -> Iterator[tuple[str, list[int]]]:

@@ -79,10 +79,8 @@ def _departure(found: Prediction) -> tuple[float, ...]:
 
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The predictions that no other beats in seconds, bytes, tokens and loss at once, by rising
-    seconds.
-
-    Losses count if they are predicted.
+    """The predictions that no other beats in seconds, bytes, tokens and loss (if it is predicted)
+    at once, by rising seconds.
     """
 
     def costs(one: Prediction) -> tuple[float, ...]:

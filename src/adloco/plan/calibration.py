@@ -8,7 +8,7 @@ better than none.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,9 +47,8 @@ class Errors:
         """The median and the worst of these; None if there are none."""
         if len(errors) == 0:
             return None
-        return Errors(
-            median=float(np.median(errors)), worst=float(np.max(errors)), count=len(errors)
-        )
+        worst = float(np.max(errors))
+        return Errors(median=float(np.median(errors)), worst=worst, count=len(errors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +65,7 @@ class Calibration:
 
 
 def calibrate(measured: Rows) -> dict[Group, Calibration]:
-    """Fit the constants of each group of rows.
-
-    Raises:
-        ValueError: A group has too few rows.
-    """
+    """Fit the constants of each group of rows; ValueError if a group has too few rows."""
     groups: dict[Group, list[Row]] = {}
     for row in measured.rows:
         groups.setdefault(row.group, []).append(row)
@@ -83,21 +78,15 @@ def calibrate(measured: Rows) -> dict[Group, Calibration]:
     return {group: _calibrate(rows, measured.measure) for group, rows in groups.items()}
 
 
-def predict(calibrations: Mapping[Group, Calibration], rows: Iterable[Row]) -> list[float]:
-    """The compute utilisation of each row.
-
-    Raises:
-        ValueError: Nothing was measured of a row's group.
-    """
-    found = []
+def predict(calibrations: Mapping[Group, Calibration], rows: Sequence[Row]) -> list[float]:
+    """The compute utilisation of each row; ValueError if nothing was measured of its group."""
     for row in rows:
         require(
             row.group in calibrations,
             f"nothing was measured of {describe(row.group)}; measured were "
-            f"{'; '.join(describe(group) for group in calibrations)}",
+            f"{'; '.join(map(describe, calibrations))}",
         )
-        found.append(calibrations[row.group].constants.utilisation(row))
-    return found
+    return [calibrations[row.group].constants.utilisation(row) for row in rows]
 
 
 def describe(group: Group) -> str:

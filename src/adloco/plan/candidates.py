@@ -121,8 +121,7 @@ def _of_recipe(
     found = []
     for values in itertools.product(*mine.values()):
         point = dict(zip(mine, values, strict=True))
-        recipe = _on_cluster(name, point, cluster, several_fragments)
-        if recipe is not None:
+        if recipe := _on_cluster(name, point, cluster, several_fragments):
             varied = tuple((key, value) for key, value in point.items() if len(mine[key]) > 1)
             found.append(Candidate(name=name, settings=varied, recipe=recipe))
     return found
@@ -145,7 +144,8 @@ def _on_cluster(
     if refused or not _shards_fit(first, cluster):
         return None
     shape = first.placement
-    alone = not _SHAPE & point.keys() and shape.replica_size == shape.shard_size == 1
+    given = {"placement.replica_size", "placement.shard_size"} & point.keys()
+    alone = not given and shape.replica_size == shape.shard_size == 1
     if alone and cluster.ranks > 1 and not first.data_parallel:
         first = replace(first, placement=replace(first.placement, replica_size=cluster.ranks))
     if point.get("switch.max_micro_batch", "auto") == "auto":
@@ -186,9 +186,6 @@ def check_fragments(found: Sequence[Candidate], layers: int) -> None:
         most <= layers,
         f"streaming.fragments must be <= {layers}, the layers of this model, got {most}",
     )
-
-
-_SHAPE = {"placement.replica_size", "placement.shard_size"}
 
 
 def smallest_worker_batch(recipe: Recipe, cluster: Cluster) -> int:

@@ -94,11 +94,11 @@ class Cluster:
     @property
     def was_busy(self) -> str:
         """A sentence if something else seems to have computed while it was measured."""
+        if self.jitter <= BUSY:
+            return ""
         return (
             f"Steps were measured with a jitter of {self.jitter:.2g}, as on a busy machine: "
             "speeds, waiting and so the choice are not to be trusted; measure again on an idle one."
-            if self.jitter > BUSY
-            else ""
         )
 
     @property
@@ -130,8 +130,7 @@ class Cluster:
         """
         known = sorted(self.samples_per_second)
         seconds = [size / self.samples_per_second[size] for size in known]
-        largest = known[-1]
-        return float(np.interp(samples, known, seconds)) * max(1.0, samples / largest)
+        return float(np.interp(samples, known, seconds)) * max(1.0, samples / known[-1])
 
     def passes(self, worker_batch: float, largest_pass: int = 0) -> int:
         """Passes of an inner step; the arguments are those of `step_seconds`."""
@@ -156,11 +155,7 @@ class Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster's description from a TOML file.
-
-    Raises:
-        ValueError: The file is missing, is not TOML, or has a wrong entry.
-    """
+    """Read a cluster's description from a TOML file; ValueError if it is not one."""
     require(
         path.is_file(),
         f"there is no file {str(path)!r}; `adloco probe RECIPE --throughput {path}` writes one",

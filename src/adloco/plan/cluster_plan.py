@@ -52,9 +52,7 @@ def make_plan(
     target: Target,
     measured: FittedLinks | None = None,
 ) -> Plan:
-    """Predict all candidates and recommend one.
-
-    measured: What measured rounds say about the link.
+    """Predict all candidates, with what measured rounds say about the link, and recommend one.
 
     Raises:
         ValueError: No candidate reaches the target, or a batch is not known.
@@ -76,11 +74,14 @@ def make_plan(
         reasons.insert(0, cluster.was_busy)
     condition = ""
     if not target.prices_batches:
-        batches = " or ".join(
-            f"{batch:,.0f}" for batch in sorted({one.batch for one in predictions})
+        batches = [f"{batch:,.0f}" for batch in sorted({one.batch for one in predictions})]
+        condition = f" with batches of {' or '.join(batches)} samples only"
+        reasons.insert(
+            0,
+            f"The noise scale is missing, so all figures hold{condition}. Larger ones sync less "
+            "often, in data-parallel training above all, for a price in tokens that is not known: "
+            "give --noise-scale N (`adloco gradients RUN` measures it), or --runs with short runs.",
         )
-        condition = f" with batches of {batches} samples only"
-        reasons.insert(0, _without_noise_scale(condition))
     if chosen.spread and chosen.varies:
         least, most = chosen.spread
         upper = f"{most:.3g}" if math.isfinite(most) else "any number of"
@@ -115,14 +116,6 @@ def _that_fit(
         "at least; give islands more ranks, or a smaller model",
     )
     return [one for one in predictions if one.memory_bytes <= room]
-
-
-def _without_noise_scale(condition: str) -> str:
-    return (
-        f"The noise scale is missing, so all figures hold{condition}. Larger ones sync less often, "
-        "in data-parallel training above all, for a price in tokens that is not known: give "
-        "--noise-scale N (`adloco gradients RUN` measures it), or --runs with short runs."
-    )
 
 
 def _micro_batches(chosen: Prediction, cluster: Cluster) -> str:

@@ -28,6 +28,7 @@ from adloco.plan.candidates import Candidate, islands_of_copy, samples_of_parall
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
+from adloco.plan.round_model import TERMS
 from adloco.plan.round_time import Sync, expected_largest
 
 FREE_BITS = 1e18
@@ -55,8 +56,7 @@ class FittedLink:
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with what was measured."""
         constants = self.calibration.constants
-        terms = dict.fromkeys(("latency", "volume", "inefficiency", "stragglers"), 0.0)
-        terms |= constants.terms
+        terms = {**dict.fromkeys(TERMS, 0.0), **constants.terms}
         step = sum(cluster.step_seconds(self.samples)) / cluster.islands
         by_ratio = constants.measure == "compute_utilisation"
         second = step if by_ratio else 1.0
@@ -65,7 +65,7 @@ class FittedLink:
         rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
-        overhead = terms.get("overhead", 0.0)
+        overhead = terms["overhead"]
         slower = 1 + (overhead if by_ratio else 0.0)
         besides = 0.0 if by_ratio else self.single * max(0.0, overhead - step)
         return replace(

@@ -106,14 +106,14 @@ class LossFit:
     (parametric bootstrap); empty if the law has as many constants as there are points."""
 
     def tokens_interval(
-        self, loss: float, *, method: str, batch: Batch, sync_every: float = 1, part: float = 0.9
+        self, loss: float, *, method: str, batch: Batch, sync_every: float = 1
     ) -> tuple[float, float] | None:
-        """The interval of the tokens to a loss that holds this part of the draws; None without."""
+        """The interval of the tokens to a loss that holds 90% of the draws; None without any."""
         found = sorted(
             law.tokens_to(loss, method=method, batch=batch, sync_every=sync_every)
             for law in self.draws
         )
-        beyond = round(len(found) * (1 - part) / 2)
+        beyond = round(len(found) * (1 - 0.9) / 2)
         return (found[beyond], found[-1 - beyond]) if found else None
 
 

@@ -78,14 +78,12 @@ class Terms:
     @property
     def num_constants(self) -> int:
         """Constants that are fitted."""
-        low, high = zip(self.irreducible, self.critical_batch, strict=True)
-        searched = sum(one < other for one, other in zip(low, high, strict=True))
+        searched = sum(low < high for low, high in (self.irreducible, self.critical_batch))
         return 2 + searched + len(self.methods) + self.sync_every + self.annealing
 
     def observe(self, points: Sequence[LossPoint]) -> Observations:
-        """The points as arrays, with a column for each constant of the cost.
-
-        The points of a run share its weight.
+        """The points as arrays, with a column for each constant of the cost. The points of a run
+        share its weight.
         """
         counts = Counter(point.run for point in points)
         batches = sorted({batch for point in points for batch in point.batches})
@@ -104,11 +102,7 @@ class Terms:
 
 
 def tell(points: Sequence[LossPoint]) -> Terms:
-    """Find out which constants the points can tell.
-
-    Raises:
-        ValueError: Fewer than two budgets were measured.
-    """
+    """Find out which constants the points can tell; ValueError with fewer than two budgets."""
     methods = list(dict.fromkeys(point.method for point in points))
     groups = [[point for point in points if point.method == method] for method in methods]
     assumptions = []

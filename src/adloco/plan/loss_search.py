@@ -93,10 +93,8 @@ def _axis(low: float, high: float, points: int) -> np.ndarray:
 def _solve(
     seen: Observations, irreducible: np.ndarray, critical: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Solve at each point of a grid of e values of E and c of B.
-
-    Returns:
-        [e, c] Squared errors; [e, c] p; [e, c, 1 + k] a and p times the costs.
+    """Solve at each point of a grid of e values of E and c of B: squared errors, [e, c]; p, [e, c];
+    a and p times the costs, [e, c, 1 + k].
     """
     progress = (1 / (1 + seen.batches / critical[:, None])) @ seen.shares.T
     effective = np.log(seen.tokens * progress)[None]

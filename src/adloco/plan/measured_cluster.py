@@ -32,11 +32,8 @@ price_per_hour = 0.0  # of one island
 
 
 def cluster_text(path: Path) -> str:
-    """The text of a cluster's description that can be measured into; of a new one if there is no
-    such file.
-
-    Raises:
-        ValueError: The file is something else, or its folder does not exist.
+    """The text of a cluster's description that can be measured into, a new one if there is no such
+    file; ValueError if it is something else, or its folder does not exist.
     """
     require(
         path.parent.is_dir() and not path.is_dir(),
@@ -72,10 +69,8 @@ def write_measured(
     """
     first, rest = cluster_text(path).split("\n", 1)
     if first.startswith(f"# {MEASURED_BY}"):
-        first = (
-            f"# {MEASURED_BY} {' '.join(origin.split())}; edit what is below to describe your "
-            "cluster."
-        )
+        measured = f"{MEASURED_BY} {' '.join(origin.split())}"
+        first = f"# {measured}; edit what is below to describe your cluster."
     document = tomlkit.parse(f"{first}\n{rest}")
     document["ranks"] = ranks
     document["update_seconds"] = float(f"{update_seconds:.2g}")

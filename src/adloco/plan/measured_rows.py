@@ -44,12 +44,9 @@ class Rows:
 
 
 def read_rows(path: Path, *, measured: bool) -> Rows:
-    """Read a CSV file with a header.
+    """Read a CSV file with a header; ValueError if a column is missing or a value is wrong.
 
     measured: True if each row must have a measurement.
-
-    Raises:
-        ValueError: A column is missing, or a value is not what it must be.
     """
     require(path.is_file(), f"there is no file {str(path)!r}; name a CSV file with measurements")
     with path.open(newline="", encoding="utf-8-sig") as file:

@@ -8,7 +8,6 @@ import torch
 from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
-from adloco.errors import require
 from adloco.plan.candidates import (
     Candidate,
     islands_of_copy,
@@ -158,12 +157,11 @@ def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) ->
     workers, _ = _workers(recipe, cluster)
     wanted = float(recipe.guards.initial)
     if isinstance(rule, NormTest):
-        require(
-            workload.noise_scale is not None,
-            f"the batch of {candidate.name} follows the noise scale, which is not known; give "
-            "--noise-scale, or --runs with runs that measured it",
-        )
-        assert workload.noise_scale is not None
+        if workload.noise_scale is None:
+            raise ValueError(
+                f"the batch of {candidate.name} follows the noise scale, which is not known; give "
+                "--noise-scale, or --runs with runs that measured it"
+            )
         # The plug-in form counts the batch's own noise as gradient.
         held = 1 / rule.eta**2 - (rule.estimator == "plug-in")
         requested = workload.noise_scale * held

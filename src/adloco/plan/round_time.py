@@ -116,16 +116,14 @@ def round_time(
         late = max(0.0, transfer + besides - slowest(beside))
     events = Streaming(fragments=sync.fragments, tau=sync.tau).events(sync_every)
     meetings = [event.step for event in events if late or event.kind != "receive"]
-    stretches = Counter(
-        end - begin for begin, end in itertools.pairwise([0, *meetings, sync_every])
-    )
+    bounds = itertools.pairwise([0, *meetings, sync_every])
+    stretches = Counter(end - begin for begin, end in bounds)
     trained = sum(count * slowest(steps) for steps, count in stretches.items())
     computing = sync_every * sum(step_seconds) / len(step_seconds)
     waited = sync.fragments * late
     undisturbed = trained + waited
-    rate = cluster.failures_per_second
     with_failures = undisturbed
-    if rate:
+    if rate := cluster.failures_per_second:
         # Capped, so that all rounds of a run together stay finite.
         exponent = min(rate * undisturbed, 300.0)
         with_failures = math.expm1(exponent) * (1 / rate + cluster.restart_seconds)

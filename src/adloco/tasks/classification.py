@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
-from adloco.data.labelled_texts import (
-    TEXTS_AT_ONCE,
-    LabelledSource,
-    LabelledTexts,
-    read_texts,
-)
+from adloco.data.labelled_texts import TEXTS_AT_ONCE, LabelledSource, LabelledTexts, read_texts
 from adloco.data.rows import Split, left_out
 from adloco.data.sources import StreamOrder
 from adloco.data.token_store import SPLITS
@@ -49,7 +45,7 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
     )
     own = given.tokenizer or make_tokenizer(data.tokenizer, ())
     splits: tuple[Split, ...] = ("validation",) if everything else SPLITS
-    texts, skipped = read_texts(data, settings.label_column, own, splits)
+    texts, bad_rows = read_texts(data, settings.label_column, own, splits)
     train, validation = texts[splits[0]], texts["validation"]
     if not everything:
         trained, held_out = set(train.labels), len(validation)
@@ -61,38 +57,27 @@ def open_classification(settings: ClassificationSettings, given: TaskData) -> "C
             f"{others} of the {held_out} to validate on are of others; data.samples takes the "
             "first rows, which may be sorted by label: raise it, or shuffle the rows",
         )
-    return Classification(
-        train,
-        validation,
-        validation.balanced(0 if everything else settings.evaluation_per_class, train.num_classes),
-        own,
-        skipped,
-        trains=not everything,
-    )
+    per_class = 0 if everything else settings.evaluation_per_class
+    evaluated = validation.balanced(per_class, train.num_classes)
+    return Classification(train, validation, evaluated, own, bad_rows, trains=not everything)
 
 
+@dataclass(eq=False)
 class Classification:
     """Sequence classification of labelled texts."""
 
-    def __init__(
-        self,
-        train: LabelledTexts,
-        validation: LabelledTexts,
-        evaluated: NDArray[np.int64],
-        tokenizer: Tokenizer,
-        skipped: Counter[str],
-        *,
-        trains: bool,
-    ) -> None:
-        self.tokenizer = tokenizer
-        digests = f"{train.digest} {validation.digest}"
+    train: LabelledTexts
+    validation: LabelledTexts
+    evaluated: NDArray[np.int64]
+    """The numbers of the texts of an evaluation."""
+    tokenizer: Tokenizer
+    bad_rows: Counter[str]
+    trains: bool
+
+    def __post_init__(self) -> None:
+        self.pad = self.tokenizer.padding
+        digests = f"{self.train.digest} {self.validation.digest}"
         self.corpus = hashlib.sha256(digests.encode()).hexdigest()[:24]
-        self._train = train
-        self._validation = validation
-        self._evaluated = evaluated
-        self._pad = tokenizer.padding
-        self._skipped = skipped
-        self._trains = trains
 
     def matches_fingerprint(self, corpus: str) -> bool:
         return self.corpus == corpus
@@ -101,49 +86,48 @@ class Classification:
         return None
 
     def skipped(self) -> str:
-        unseen = sorted({*self._validation.labels.tolist()} - {*self._train.labels.tolist()})
-        said = (
-            f"no text to train on has class {unseen[0]}, of some to validate on" if unseen else ""
-        )
-        rows = len(self._train) + len(self._validation) + self._skipped.total()
-        return "; ".join(filter(None, [left_out(self._skipped, rows), said]))
+        rows = len(self.train) + len(self.validation) + self.bad_rows.total()
+        said = [left_out(self.bad_rows, rows)]
+        if unseen := {*self.validation.labels.tolist()} - {*self.train.labels.tolist()}:
+            said.append(f"no text to train on has class {min(unseen)}, of some to validate on")
+        return "; ".join(filter(None, said))
 
     def configure(self, config: Any) -> Any:
         if config.pad_token_id is None:
-            config.pad_token_id = self._pad
-        self._pad = config.pad_token_id
-        most = int(max(np.diff(self._train.starts).max(), np.diff(self._validation.starts).max()))
+            config.pad_token_id = self.pad
+        self.pad = config.pad_token_id
+        most = int(max(np.diff(self.train.starts).max(), np.diff(self.validation.starts).max()))
         check_context(config, most, f"where texts have {most} tokens")
-        classes = max(self._train.num_classes, self._validation.num_classes)
+        classes = max(self.train.num_classes, self.validation.num_classes)
         require(
-            self._trains or classes <= config.num_labels,
+            self.trains or classes <= config.num_labels,
             f"a text is labelled {classes - 1}, but the model has {config.num_labels} classes, "
             "from 0",
         )
-        if self._trains:
+        if self.trains:
             config.num_labels = classes
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:
-        texts, needed = len(self._train), max(least, num_streams)
+        texts, needed = len(self.train), max(least, num_streams)
         require(
             texts >= needed,
             f"the data has {texts} labelled texts, but one inner step needs {needed}; lower "
             "batch.initial",
         )
         order = StreamOrder(num_samples=texts, num_streams=num_streams, seed=seed)
-        return LabelledSource(self._train, self._pad, num_streams, order.indices)
+        return LabelledSource(self.train, self.pad, num_streams, order.indices)
 
     def num_train_samples(self, at_least: int) -> int:
-        return len(self._train)
+        return len(self.train)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(_logits(model, batch), batch["labels"])
 
     def largest_source(self) -> Source:
-        longest = np.diff(self._train.starts).argmax()
+        longest = np.diff(self.train.starts).argmax()
         return LabelledSource(
-            self._train, self._pad, 1, lambda stream, position, count: np.full(count, longest)
+            self.train, self.pad, 1, lambda stream, position, count: np.full(count, longest)
         )
 
     def validate_model(self, model: Any, device: torch.device) -> str:
@@ -156,10 +140,10 @@ class Classification:
         model.eval()
         # Read at the end alone, so that the host need not wait for the device in between.
         sums, count = torch.zeros(2, dtype=torch.float64, device=device), 0
-        calls = math.ceil(math.ceil(len(self._evaluated) / parts) / min(at_once, TEXTS_AT_ONCE))
-        for chunk in np.array_split(self._evaluated[part::parts], calls):
-            texts = chunk if len(chunk) else self._evaluated[:1]
-            batch = to_device(self._validation.batch(texts, self._pad), device)
+        calls = math.ceil(math.ceil(len(self.evaluated) / parts) / min(at_once, TEXTS_AT_ONCE))
+        for chunk in np.array_split(self.evaluated[part::parts], calls):
+            texts = chunk if len(chunk) else self.evaluated[:1]
+            batch = to_device(self.validation.batch(texts, self.pad), device)
             logits = _logits(model, batch)
             if len(chunk):
                 loss = nn.functional.cross_entropy(logits, batch["labels"], reduction="sum")

@@ -20,9 +20,6 @@ from adloco.distributed.placement.islands import island_of
 from adloco.errors import require
 from adloco.tasks.task import Task, TaskData, TaskSettings
 
-Gather = Callable[[Any], list[Any]]
-"""Takes this rank's value, and returns those of all ranks."""
-
 
 def fewer_texts(data: DataSettings, method: Method) -> list[str]:
     """A sentence if all workers of an island with a text of its own are dropped."""
@@ -90,8 +87,9 @@ class IslandTexts:
         """The samples of each island's text, by number."""
         self._streams = IslandSource(workers, len(self._names))
 
-    def gather_texts(self, gather: Gather) -> None:
-        """Learn of the texts of all islands. Called on all ranks, before the task is used.
+    def gather_texts(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Learn of the texts of all islands, by a function that takes this rank's value and returns
+        those of all ranks. Called on all ranks, before the task is used.
 
         Raises:
             ValueError: The tokenizers of islands differ, or ranks of one have other texts.

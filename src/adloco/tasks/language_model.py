@@ -19,11 +19,7 @@ from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.distributed.device import to_device
 from adloco.errors import require
-from adloco.models.attention import (
-    POSITIONS_AFTER_PADDING,
-    check_context,
-    without_mask,
-)
+from adloco.models.attention import POSITIONS_AFTER_PADDING, check_context, without_mask
 from adloco.models.transformers_versions import KEY_VALUE_CACHE
 from adloco.tasks.task import TaskData
 
@@ -151,11 +147,8 @@ class LanguageModel:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats.
-
-    Args:
-        logits: [samples, context, vocabulary].
-        targets: Token ids [samples, context].
+    """Mean cross-entropy in nats of logits [samples, context, vocabulary] and token ids [samples,
+    context].
     """
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
@@ -167,9 +160,7 @@ def compiled_cross_entropy() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def next_token_loss(
-    model: Any,
-    ids: Tensor,
-    loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    model: Any, ids: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 ) -> Tensor:
     """Mean cross-entropy of each token given those before it, in nats.
 
@@ -232,11 +223,11 @@ def generate(
             cache = getattr(output, held, None)
             options = {"use_cache": cache is not None, held: cache}
         logits = output.logits[0, -1, :vocab_size].float().cpu()
-        token = (
-            int(logits.argmax())
-            if temperature == 0
-            else int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
-        )
+        if temperature == 0:
+            drawn = logits.argmax()
+        else:
+            drawn = torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)
+        token = int(drawn)
         if token == stop:
             return
         ids.append(token)

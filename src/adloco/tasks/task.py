@@ -100,8 +100,7 @@ class Task(Protocol):
         Args:
             model: The model, which is set to evaluation mode.
             at_once: Most samples in one call of the model.
-            part: Which part this is, from 0.
-            parts: Number of parts.
+            part: Which of `parts` this is, from 0.
 
         Returns:
             Sums over the part, and last the count of its tokens or texts. The sums of all parts

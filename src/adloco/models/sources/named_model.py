@@ -56,13 +56,10 @@ class NamedModel:
                     default = AutoConfig.from_pretrained(self.name, trust_remote_code=False)
         except Exception as error:
             # transformers raises OSError, ValueError and errors of hub clients, with long messages.
-            allowed = (
-                "allowed are a folder with config.json, a hub name that can be reached, or from "
-                "scratch a type such as bert"
-            )
             raise ValueError(
                 f"model.name {self.name!r} could not be loaded ({silent or type(error).__name__}); "
-                f"{allowed}"
+                "allowed are a folder with config.json, a hub name that can be reached, or from "
+                "scratch a type such as bert"
             ) from error
         language = hasattr(default, "vocab_size") and not getattr(
             default, "is_encoder_decoder", False
@@ -73,7 +70,7 @@ class NamedModel:
             "a decoder such as gpt2 or an encoder such as bert",
         )
         known = default.to_dict()
-        for key in self.overrides:
+        for key, value in self.overrides.items():
             nearest = difflib.get_close_matches(key, list(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "see its config.json"
             require(
@@ -81,10 +78,9 @@ class NamedModel:
                 f"model.overrides has {key!r}, which the configuration of {self.name!r} does not "
                 f"have; {advice}",
             )
-            rate = self.overrides[key]
             require(
-                "dropout" not in key or not isinstance(rate, (int, float)) or 0 <= rate < 1,
-                f"model.overrides has {key} = {rate!r}; a rate of dropout must be >= 0 and < 1",
+                "dropout" not in key or not isinstance(value, (int, float)) or 0 <= value < 1,
+                f"model.overrides has {key} = {value!r}; a rate of dropout must be >= 0 and < 1",
             )
         sizes: dict[str, Any] = {"vocab_size": vocab_size} if from_type else {}
         if not self.pretrained and default.model_type not in ALWAYS_WITH_PADDING:
