@@ -57,9 +57,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
 
     name: See `run.precision`; auto takes bf16 where the device computes it natively.
     """
-    if name == "auto":
-        return torch.bfloat16 if native_bf16(device) else None
-    return torch.bfloat16 if name == "bf16" else None
+    bf16 = native_bf16(device) if name == "auto" else name == "bf16"
+    return torch.bfloat16 if bf16 else None
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
 from adloco.run.changes import cut_changes
 from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read, round_of
@@ -24,16 +23,15 @@ def go_back(folder: Path, round: int) -> list[str]:
 
     Returns:
         The new names of the checkpoints set aside, oldest first.
-
-    Raises:
-        ValueError: The run has no good checkpoint of the round, is at it already, or trains.
     """
     checkpoints = run_folder(folder) / CHECKPOINTS
     with locked(folder):
         target = _target(checkpoints, round)
         newer = [path for path in list_all(checkpoints) if path.name > target.name]
         require(bool(newer), f"the run in {str(folder)!r} is at round {round} already")
-        _check(target)
+        whole = target in list_checkpoints(checkpoints)
+        for file in target.glob(f"*{CHECKSUMS}"):  # Refused if damaged, or of another save.
+            (need if whole else read)(target, file.name.removesuffix(CHECKSUMS))
         for path in newer:
             aside = path.with_name(UNDONE + path.name)
             shutil.rmtree(aside, ignore_errors=True)  # Of an earlier return.
@@ -43,8 +41,7 @@ def go_back(folder: Path, round: int) -> list[str]:
         records.cut(round)
         cut_changes(folder, round)
         if (folder / STARTS).exists():  # Only where rank 0 lives.
-            here = Point.of(records.newest())
-            Starts(folder, writes=True).add("rewind", here, reached)
+            Starts(folder, writes=True).add("rewind", Point.of(records.newest()), reached)
         (folder / SUMMARY).unlink(missing_ok=True)  # The run has not ended any more.
     return [UNDONE + path.name for path in newer]
 
@@ -57,10 +54,3 @@ def _target(checkpoints: Path, round: int) -> Path:
         return of_round(checkpoints, round)  # Which says what there is.
     require(bool(found), f"{checkpoints} has no part of a checkpoint of round {round}")
     return found[-1]
-
-
-def _check(checkpoint: Path) -> None:
-    """Raise ValueError if a part that is here is damaged, or of another save."""
-    whole = (checkpoint / f"{RUN}{CHECKSUMS}").exists()
-    for file in checkpoint.glob(f"*{CHECKSUMS}"):
-        (need if whole else read)(checkpoint, file.name.removesuffix(CHECKSUMS))

@@ -87,10 +87,6 @@ def read_run(
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
         trust_recipe: As in `resumed_recipe`.
-
-    Raises:
-        ValueError: A part is missing or damaged, comes from another program or version, or was
-            changed since the run began.
     """
     recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
     kept = folder / CHECKPOINTS
@@ -111,9 +107,6 @@ def recovered_run(
     Args:
         recipe: From `resumed_recipe`.
         copies: As in `load_newest_good`.
-
-    Raises:
-        ValueError: A file of the run was changed or is damaged, or no checkpoint is good.
     """
     if placement.is_rank_zero:
         check_records(folder)  # Before training, and before a file is changed.
@@ -128,21 +121,17 @@ def recovered_run(
 
 
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
-    """The run in a folder at a checkpoint.
+    """The run in a folder at a checkpoint; ValueError if its recipe or a file of it was changed.
 
     Args:
         recipe: From `resumed_recipe`.
         state: The checkpoint's part `run`.
-
-    Raises:
-        ValueError: The recipe was changed, or a file of the run.
     """
     algorithm = state["algorithm"]
-    samples, rounds = (algorithm[name] for name in ("samples", "rounds_done"))
-    within = 0
+    samples = algorithm["samples"]
     if algorithm["round_steps"]:
-        within = sum(sum(each["round"]["batches"]) for each in algorithm["workers"].values())
-    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples + within)
+        samples += sum(sum(each["round"]["batches"]) for each in algorithm["workers"].values())
+    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
     decided = deciding_settings(recipe)
     fixed = {key: value for key, value in decided.items() if not is_recorded(key)}
     differing = [key for key, value in fixed.items() if begun.get(key, value) != value]
@@ -166,8 +155,8 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
         tokenizer=load_tokenizer(folder / TOKENIZER),
         checkpoint=chosen,
         about=state["run"],
-        algorithm=state["algorithm"],
-        changes=changed_settings(folder, recipe, begun, rounds),
+        algorithm=algorithm,
+        changes=changed_settings(folder, recipe, begun, algorithm["rounds_done"]),
     )
 
 
@@ -198,10 +187,6 @@ def resumed_recipe(
     Args:
         flags: (section.key, value) of settings to change.
         trust_recipe: True if the recipe may name code that the run did not begin with.
-
-    Raises:
-        ValueError: One of them may not change, the recipe does not fit this version, or it names
-            such code.
     """
     for name, _ in flags:
         require(
@@ -219,9 +204,10 @@ def resumed_recipe(
     try:
         own = build_recipe(values)
     except ValueError as error:
-        advice = "restore it, resume with the version that began the run, or start another run"
-        message = f"{path} does not fit this version of adloco: {error}; {advice}"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"{path} does not fit this version of adloco: {error}; restore it, resume with the "
+            "version that began the run, or start another run"
+        ) from error
     recipe = build_recipe(override(values, flags))
     islands, given = [*own.data.islands], [*recipe.data.islands]
     require(
@@ -283,11 +269,9 @@ def check_written_records(folder: Path) -> list[str]:
 
     A report needs no checkpoint, so one that cannot be read does not count.
     """
-    try:
-        saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
+    saved, state = checkpoint.list_checkpoints(folder / CHECKPOINTS), None
+    with suppress(ValueError):
         state = checkpoint.read(saved[-1], RUN, with_tensors=False) if saved else None
-    except ValueError:
-        return []
     if not state:
         return []
     records, rounds = Records(folder), state["algorithm"]["rounds_done"]
