@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
@@ -25,6 +25,9 @@ from adloco.run.record_types import Count, Text
 from adloco.run.records import Records
 from adloco.setting import Facts
 from adloco.whole_file import write_text
+
+if TYPE_CHECKING:
+    from adloco.run.stored import StoredRun
 
 CHANGES = "changes.jsonl"
 SKIPPED = "data.skip_samples"
@@ -52,15 +55,8 @@ class Changed:
 def changed_settings(
     folder: Path, recipe: Recipe, begun: Mapping[str, str], rounds: int
 ) -> list[Changed]:
-    """The recorded settings that differ from those of the checkpoint to resume from.
-
-    Args:
-        recipe: The recipe with the flags of this resume.
-        begun: Settings of the run at the checkpoint, by section.key.
-        rounds: Complete rounds at the checkpoint.
-
-    Raises:
-        ValueError: A setting that may only grow would take back what the run has left out.
+    """The recorded settings in which a recipe differs from `begun`, those of the run at the
+    checkpoint to resume from, after so many complete rounds.
     """
     changes = [
         Changed(round=rounds, setting=name, before=begun[name], after=value)
@@ -84,18 +80,12 @@ def skipped_by(changes: Sequence[Changed]) -> int:
     )
 
 
-def keep_settings(
-    folder: Path,
-    recipe: Recipe,
-    changes: Sequence[Changed],
-    begun: Mapping[str, str],
-    rounds: int,
-) -> None:
-    """Write the settings that may change on resume into the recipe of the run folder, and the
+def keep_settings(stored: "StoredRun") -> None:
+    """Write the settings of this resume that may change into the recipe of the run folder, and the
     changes into its record, without those that no checkpoint has.
-
-    changes: From `changed_settings`, which has the other arguments too.
     """
+    folder, recipe, begun = stored.folder, stored.recipe, stored.about["recipe"]
+    rounds = stored.algorithm["rounds_done"]
     path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
     budget = [f"run.{name}" for name in recipe.run.limits]
@@ -111,7 +101,7 @@ def keep_settings(
     # those that the checkpoint has.
     while kept and kept[-1].round == rounds and kept[-1].after != begun.get(kept[-1].setting):
         kept.pop()
-    _write_changes(folder, recorded, [*kept, *changes])
+    _write_changes(folder, recorded, [*kept, *stored.changes])
 
 
 def cut_changes(folder: Path, rounds: int) -> None:
@@ -204,9 +194,6 @@ def with_longer_schedule(
         recipe: The recipe with the flags of this resume.
         about: The run at the checkpoint.
         samples: Samples that it had trained on.
-
-    Raises:
-        ValueError: The schedule has fallen and cannot be made longer.
     """
     own = own_limits(folder)
     now, begun = recipe.learning_rate, about["recipe"]
@@ -237,8 +224,5 @@ def with_longer_schedule(
     # The folder may have the schedule of a longer run that was cut off before a checkpoint.
     if now in (planned, schedule(own["tokens"])):
         recipe = replace(recipe, learning_rate=longer)
-    values = (longer.total_tokens, longer.warmup_fraction)
-    known = {
-        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
-    }
-    return recipe, {**begun, **known}
+    values = zip(SCHEDULE, (longer.total_tokens, longer.warmup_fraction), strict=True)
+    return recipe, {**begun, **{name: str(value) for name, value in values if name in begun}}

@@ -44,9 +44,6 @@ def probe(opened: Opened, on_micro_batch: Callable[[int], None] = lambda size: N
     Args:
         opened: The recipe, whose task provides the longest samples.
         on_micro_batch: Called with each size before it is tried.
-
-    Raises:
-        ValueError: Not even one sample fits, or `memory.gib` is missing or too small.
     """
     recipe, placement = opened.recipe, opened.placement
     limit, budget = _limits(opened)

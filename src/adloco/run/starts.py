@@ -106,9 +106,6 @@ class Starts:
             at: The checkpoint from which training continues.
             newest: The newest line of metrics.jsonl; empty without one.
             kind: What `begin` records.
-
-        Raises:
-            ValueError: A line is damaged.
         """
         self._kind = kind
         self.lines = read_starts(self._folder)
@@ -130,12 +127,8 @@ class Starts:
         """Append a line of this moment; without room for it, warn and continue.
 
         Args:
-            kind: What happens.
             at: Where training continues. The run's clock must continue from `at.seconds`.
             reached: How far the run had come before, with what is trained again from `at` on.
-
-        Raises:
-            ValueError: A line of the file is damaged.
         """
         if not self.writes:
             return

@@ -25,7 +25,6 @@ from adloco.run.changes import (
     changed_settings,
     check_budgets,
     is_recorded,
-    keep_settings,
     read_changes,
     with_longer_schedule,
 )
@@ -71,11 +70,6 @@ class StoredRun:
         """Raise ValueError if the records up to the checkpoint are not what the run wrote."""
         rounds = self.algorithm["rounds_done"]
         Records(self.folder).check_unchanged(self.about["records"], rounds)
-
-    def keep_settings(self) -> None:
-        """Write the settings of this resume, and their changes, into the run folder."""
-        begun, rounds = self.about["recipe"], self.algorithm["rounds_done"]
-        keep_settings(self.folder, self.recipe, self.changes, begun, rounds)
 
 
 def read_run(

@@ -24,13 +24,7 @@ TENSORBOARD = "tensorboard"
 
 
 class Trackers:
-    """The trackers of a run; one that fails is left out.
-
-    names: See `run.trackers`.
-
-    Raises:
-        ValueError: One of them is not installed.
-    """
+    """The trackers of a run, by the names of `run.trackers`; one that fails is left out."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         installed = _installed() if names else set()

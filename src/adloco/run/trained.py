@@ -69,10 +69,6 @@ def load_trained(
             lowest validation loss.
         problem: The problem of a run from Python, which has its model; None for other runs.
         trust_recipe: As in `resumed_recipe`.
-
-    Raises:
-        ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
-            be read.
     """
     stored = read_run(folder, round, trust_recipe=trust_recipe)
     trainers = workers_of(stored.algorithm)
@@ -139,19 +135,16 @@ def evaluate(
 
     Returns:
         Each measure by name, and the number of tokens or texts that it averages over.
-
-    Raises:
-        ValueError: The data cannot be evaluated, or is not counted in windows.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    windows = None if windows is None else _whole("windows", windows)
-    require(
-        not windows or recipe.task.packed,
-        f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
-        f"{recipe.task.counted}; leave windows out",
-    )
     evaluation = recipe.evaluation
     if windows is not None:
+        windows = _whole("windows", windows)
+        require(
+            windows == 0 or recipe.task.packed,
+            f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
+            f"{recipe.task.counted}; leave windows out",
+        )
         evaluation = replace(evaluation, windows=windows)
     if path is None:
         task = own_task(trained, evaluation)
@@ -177,9 +170,6 @@ def continued(
 
     Yields:
         The prompt as the tokenizer gives it back, then each piece of text that follows.
-
-    Raises:
-        ValueError: The run trains another task, or a number is out of range.
     """
     recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer
     max_tokens, seed = _whole("tokens", max_tokens), _whole("seed", seed)

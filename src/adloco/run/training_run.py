@@ -22,7 +22,7 @@ from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint, out_of_memory
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import own_limits, skipped_by, with_longer_schedule
+from adloco.run.changes import keep_settings, own_limits, skipped_by, with_longer_schedule
 from adloco.run.checkpoint import BestRound
 from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
@@ -44,7 +44,7 @@ from adloco.run.own_problem import recipe_of
 from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
-from adloco.run.run_progress import Clock, Progress, progress_in
+from adloco.run.run_progress import Clock, Progress
 from adloco.run.saving import Copies, Saving
 from adloco.run.start import (
     build_algorithm,
@@ -241,7 +241,7 @@ class TrainingRun:
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._described = folder_facts(folder)
             run.saving.newest = found.newest_on_disk
-            in_turn(placement, stored.keep_settings)
+            in_turn(placement, lambda: keep_settings(stored))
             sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
             if placement.is_rank_zero:
                 at = run._point(run.algorithm.state.saved_samples)
@@ -385,7 +385,17 @@ class TrainingRun:
 
     def progress(self) -> Progress:
         """Tokens and seconds so far, including those of the round in progress."""
-        return progress_in(self.algorithm.state, self._budget, self._clock, self.task)
+        state = self.algorithm.state
+        part, words = self._budget.used(state)
+        return Progress(
+            tokens=state.samples_so_far * self.recipe.data.context_tokens,
+            rows=self.task.rows_read(),
+            seconds=self._clock.seconds,
+            part=part,
+            budget=words,
+            inner_step=state.begun_steps,
+            round_steps=state.round_steps,
+        )
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""
