@@ -125,27 +125,19 @@ class LiveView:
         speed = (now.tokens - start.tokens) / max(1e-9, seconds)
         used = now.part - start.part
         left = (1 - now.part) / used * seconds if used > 0 else None
-        gone = (
-            f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
-        )
+        gone = f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   "
+        gone += f"{speed:,.0f} tokens/s"
+        done = last["round"] if last else 0
+        where = f"round {done} done"
+        if now.round_steps:
+            where = f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
         if last:
             gone += use_text(last)
-        done = last["round"] if last else 0
-        where = (
-            f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
-            if now.round_steps
-            else f"round {done} done"
-        )
-        if last:
             where += f"   learning rate {number_text(last, 'learning_rate')}"
         rows = rows_text(now.rows)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.
         bar.add_row(ProgressBar(total=1, completed=now.part))
-        return [
-            bar,
-            Text(gone),
-            Text(where + (f"   {rows}" if rows else "")),
-        ]
+        return [bar, Text(gone), Text(where + (f"   {rows}" if rows else ""))]
 
     def _losses(self, record: Record) -> Text:
         """A sparkline of the train loss, the newest validation, and the best so far."""

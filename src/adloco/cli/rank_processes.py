@@ -45,11 +45,7 @@ class Machines:
 
     @staticmethod
     def read(number: int, address: str) -> "Machines | None":
-        """The machines that --machines and --meet name; None: this one alone.
-
-        Raises:
-            ValueError: One of the two is missing, or is none, or elastic/ was removed.
-        """
+        """The machines that --machines and --meet name; None: this one alone."""
         if number == 1 and not address:
             return None
         require(
@@ -137,8 +133,6 @@ def on_ranks(
         machines: Those whose ranks train together; None: this one alone.
 
     Raises:
-        ValueError: The workers of the recipe cannot be spread over that many ranks, the machines
-            would wait too briefly for each other, or the file with their secret cannot be used.
         RankFailureError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")

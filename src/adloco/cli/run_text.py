@@ -11,12 +11,7 @@ from adloco.run.training_run import TrainingRun
 
 
 def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
-    """A round in one line.
-
-    Args:
-        wire: The value of `wire.format`, which encodes the pseudo-gradients.
-        measures: What the task measures in an evaluation, the loss first.
-    """
+    """A round in one line. `wire` is the run's `wire.format`."""
     trainers = " | ".join(
         f"trainer {row['trainer']}: batch {batch_text(row)} of {counted(row['workers'], 'worker')}"
         f" in micro-batches of {row['micro_batch']} x {row['accumulation_steps']}"

@@ -13,6 +13,7 @@ from adloco.errors import RANK_FAILURE, require
 if TYPE_CHECKING:
     from adloco.cli.alerts import Alerts
     from adloco.cli.rank_processes import Machines
+    from adloco.config.sections import Recipe
 
 RESTARTS = 3
 """Number of restarts after failures of ranks with no round trained in between."""
@@ -51,6 +52,14 @@ class Train(MachinesCommand):
             if not self.resume and "WORLD_SIZE" not in os.environ:
                 self.read_recipe()  # Refused at once: what is imported below takes seconds.
             return self._train(alerts)
+
+    def own_recipe(self) -> "Recipe":
+        """The recipe of the line, or that of the run that it resumes."""
+        from adloco.run.stored import resumed_recipe
+
+        if self.resume:
+            return resumed_recipe(self.resume, self.settings, trust_recipe=self.trust_recipe)
+        return self.read_recipe()
 
     def _train(self, alerts: "Alerts") -> int:
         from adloco.cli.rank_processes import Machines
@@ -97,11 +106,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     trust = arguments.trust_recipe
-    recipe = (
-        resumed_recipe(resumed, arguments.settings, trust_recipe=trust)
-        if resumed
-        else arguments.read_recipe()
-    )
+    recipe = arguments.own_recipe()
     elastic_room.check_settings(recipe.run)
     if arguments.restart:
         # Refused here, once; whether it has begun, the ranks see by themselves.
@@ -113,20 +118,19 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
                 # The others have ended, so it would wait for them in vain.
                 say(open_console(), f"the run in {begun} is complete")
                 return 0
-    told = ["--notify", arguments.notify] if arguments.notify else []
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
         alerts.about = str(folder)
+        told = ["--notify", arguments.notify] if arguments.notify else []
+        begin = [*words, "--run.folder", str(folder)]
+        again = ["train", "--resume", str(folder), *told]
         if arguments.restart:
             begin = again = words
         elif resumed:
             # The folder's recipe has the old values of the changed settings, so a restart names
             # them again.
-            settings = [f"--{name}={value}" for name, value in arguments.settings]
-            given = [*settings, *["--trust-recipe"] * trust, *told]
-            begin = again = ["train", "--resume", str(folder), *given]
-        else:
-            begin = [*words, "--run.folder", str(folder)]
-            again = ["train", "--resume", str(folder), *told]
+            again += [f"--{name}={value}" for name, value in arguments.settings]
+            again += ["--trust-recipe"] * trust
+            begin = again
         failures = _FailureCount(folder)
         recovery = elastic_room.recovery(recipe, failures.one_more if arguments.restart else None)
         limit = out_of_memory.limit(folder)

@@ -129,10 +129,7 @@ def comparison_chart(comparison: Comparison) -> Chart:
 
 
 def _content(
-    comparison: Comparison,
-    chart: Chart,
-    further: Sequence[Path],
-    title: str,
+    comparison: Comparison, chart: Chart, further: Sequence[Path], title: str
 ) -> dict[str, Any]:
     runs = [run for found in comparison.arms.values() for run in found]
     curves = Panel(title="", caption=f"A line is one seed.{comparison.warning}", charts=[chart])

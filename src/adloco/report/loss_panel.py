@@ -13,11 +13,9 @@ def loss_panel(
     records: Sequence[Record],
     steps: Mapping[int, Mapping[str, list[float]]],
 ) -> Panel:
-    """The measures and the training loss, to be looked at closely.
+    """The measures that the task declares, and the training loss.
 
-    Args:
-        declared: What the task measures in an evaluation, the loss first.
-        steps: Training losses of the inner steps, from `step_losses`.
+    steps: Training losses of the inner steps, from `step_losses`.
     """
     measures = [replace(validation(measure), label=measure.label) for measure in declared]
     axes, numbers = _axes(records)

@@ -54,16 +54,13 @@ Card = tuple[str, str]
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run, finished or not, from the files in its folder; return its path.
-
-    Raises:
-        ValueError: The run has no finished round.
-    """
+    """Write the page of a run, finished or not, from the files in its folder; return its path."""
     records = Records(folder).read_whole()
     require(bool(records), f"{folder} has no finished round to report; train it first")
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     declared = known_measures(recipe.task.measures, records)
-    environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
+    files = (folder / ENVIRONMENT, folder / SUMMARY)
+    environment, summary = (read_json(file) if file.exists() else {} for file in files)
     starts = read_starts(folder)
     of_options = [table for option in lab_modules("page") for table in option.content(folder)]
     values = list(settings(recipe))
@@ -107,10 +104,6 @@ def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Pan
     steps = step_losses(records, Records(folder).steps())
     declared = known_measures(recipe.task.measures, records)
     return [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.exists() else {}
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:

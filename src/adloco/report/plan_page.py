@@ -27,11 +27,7 @@ RECIPE = "recipe.toml"
 
 
 def write_plan(plan: Plan, folder: Path) -> Path:
-    """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path.
-
-    Raises:
-        ValueError: A setting of the recommended recipe cannot be written as TOML.
-    """
+    """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path."""
     from adloco.report.pictures import draw  # Late, for matplotlib.
 
     recipe = recipe_text(plan)
@@ -68,16 +64,15 @@ def crossing_text(plan: Plan) -> str:
     if plan.crossing is None:
         return ""
     if math.isinf(plan.crossing):
-        return f"Data-parallel training is slower at every bandwidth{plan.condition}."
-    if plan.crossing == 0:
-        return (
-            "Data-parallel training is about as fast as all others at every bandwidth"
-            f"{plan.condition}."
+        found = "Data-parallel training is slower at every bandwidth"
+    elif plan.crossing == 0:
+        found = "Data-parallel training is about as fast as all others at every bandwidth"
+    else:
+        found = (
+            f"From {readable(plan.crossing, RATES)} on, data-parallel training is about as fast "
         )
-    return (
-        f"From {readable(plan.crossing, RATES)} on, data-parallel training is about as fast as all "
-        f"others{plan.condition}."
-    )
+        found += "as all others"
+    return f"{found}{plan.condition}."
 
 
 def cluster_words(cluster: Cluster) -> str:
@@ -120,21 +115,16 @@ def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
 def _all_table(plan: Plan) -> Table:
     shown = sorted(plan.predictions, key=lambda one: one.seconds)[:ROWS]
     of = f"the fastest {ROWS} of {len(plan.predictions):,}" if len(shown) == ROWS else "all"
-    front = pareto(plan.predictions)
     note = (
         f"These are {of} candidates by time; plan.csv has every one with more digits. No other "
         "candidate is better than one of the Pareto front in time, bytes, tokens and predicted "
         "loss at once."
     )
-    return _table(plan, "All candidates", note, shown, front)
+    return _table(plan, "All candidates", note, shown, pareto(plan.predictions))
 
 
 def _table(
-    plan: Plan,
-    title: str,
-    note: str,
-    shown: Sequence[Prediction],
-    front: Sequence[Prediction] = (),
+    plan: Plan, title: str, note: str, shown: Sequence[Prediction], front: Sequence[Prediction] = ()
 ) -> Table:
     def mark(one: Prediction) -> str:
         marks = {"recommended": one is plan.chosen, "Pareto front": one in front}

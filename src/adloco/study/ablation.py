@@ -69,9 +69,6 @@ def ablated_arms(recipe: Recipe, names: Sequence[str]) -> dict[str, Flags]:
 
     Returns:
         Arm -> settings that make it from the recipe.
-
-    Raises:
-        ValueError: A mechanism is unknown, stands twice, or is not part of the recipe.
     """
     known = ", ".join(MECHANISMS)
     for name in names:

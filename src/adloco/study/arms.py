@@ -100,11 +100,7 @@ class StudyRun:
 
 
 def parse_arm(text: str) -> tuple[str, str, Flags]:
-    """The name, recipe and settings of an arm, from [NAME=]RECIPE[@"--section.key VALUE ..."].
-
-    Raises:
-        ValueError: The words behind the @ are not settings.
-    """
+    """The name, recipe and settings of an arm, from [NAME=]RECIPE[@"--section.key VALUE ..."]."""
     head, _, tail = text.partition("@")
     name, equals, recipe = head.rpartition("=")
     try:
@@ -134,9 +130,6 @@ def plan_runs(
         common: Settings of all arms; an arm's own are stronger.
         num_seeds: Runs of each recipe: run.seed, run.seed + 1, ...
         folder: The study's folder, in which new runs are trained.
-
-    Raises:
-        ValueError: An arm is no recipe and no finished run, stands twice, or has bad settings.
     """
     require(num_seeds >= 1, f"--seeds must be >= 1, got {num_seeds}")
     runs: list[StudyRun] = []
