@@ -20,7 +20,7 @@ from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.distributed.launch.rank_store import MEETING_POINT
 from adloco.distributed.placement.islands import island_shape
-from adloco.errors import OtherRankError, RankFailureError, exit_code, require
+from adloco.errors import RankFailureError, exit_code, require
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -72,12 +72,9 @@ class Machines:
         return f"{self.host}:{self.port}"
 
     def rendezvous(self, count: int, settings: RunSettings, secret: bytes) -> "Rendezvous":
-        """Meet the launchers of the others; `on_machines` says how.
+        """Meet the launchers of the others, with so many ranks of this one; `on_machines` says how.
 
-        Args:
-            count: Ranks that this one starts.
-            settings: Of the run; they say how long to wait.
-            secret: The run's, which all prove; empty: there is none.
+        secret: The run's, which all prove; empty: there is none.
         """
         from adloco.elastic.connections import give_up_after
         from adloco.elastic.machines import on_machines
@@ -128,7 +125,6 @@ def on_ranks(
 
     Args:
         recipe: The recipe that the ranks run; None: there is none.
-        words: The line after `adloco`.
         recovery: What happens after a rank has failed, if the others recover; None: all end.
         machines: Those whose ranks train together; None: this one alone.
 
@@ -180,15 +176,11 @@ class RankEnd:
         if self.run:
             self.run.stop()
 
-    def after_failure(self, error: OtherRankError) -> None:
-        """Print the error of another rank and end this process."""
+    def after_failure(self, error: Exception) -> None:
+        """Print the error of another rank, or why this one cannot take part; end this process."""
         # Rank 0 may be the one that failed.
         anyone = isinstance(error, RankFailureError)
         self._end(str(self.advised(error)), exit_code(error), anyone=anyone)
-
-    def turned_away(self, error: Exception) -> None:
-        """Print why this rank, which has just joined, cannot take part, and end this process."""
-        self._end(str(error), exit_code(error))
 
     def after_signal(self, number: int) -> None:
         """Say that the signal came while this rank waited for another one; end this process."""
@@ -199,7 +191,7 @@ class RankEnd:
             INTERRUPTED,
         )
 
-    def advised(self, error: OtherRankError) -> OtherRankError:
+    def advised(self, error: Exception) -> Exception:
         """The error, with the line that resumes the run after the failure of a rank."""
         if not isinstance(error, RankFailureError) or self.folder is None:
             return error

@@ -58,7 +58,6 @@ def run_study(
 
     Args:
         runs: The runs, arm by arm.
-        title: Heading of the page.
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
     """

@@ -136,7 +136,7 @@ class _Process:
         except (ValueError, OSError) as error:
             if self.regrouping and self.regrouping.quorum.number and not self.joined:
                 self.regrouping.turned_away(error)
-                self.ending.turned_away(error)
+                self.ending.after_failure(error)
             raise
 
     def _open(self, console: Console) -> tuple[TrainingRun, Settings]:

@@ -190,10 +190,7 @@ def with_longer_schedule(
     """The recipe and the settings that the run began with, both with the schedule of a longer run
     if the budget has become longer since the checkpoint.
 
-    Args:
-        recipe: The recipe with the flags of this resume.
-        about: The run at the checkpoint.
-        samples: Samples that it had trained on.
+    about: The run at the checkpoint, where it had trained on so many samples.
     """
     own = own_limits(folder)
     now, begun = recipe.learning_rate, about["recipe"]

@@ -16,13 +16,11 @@ UNDONE = "undone-"
 
 
 def go_back(folder: Path, round: int) -> list[str]:
-    """Set aside the checkpoints after a round, and cut the run's records there.
+    """Set aside the checkpoints after a round, and cut the run's records there; return the new
+    names of these checkpoints, oldest first.
 
-    The checkpoints keep their contents under another name. Settings that were changed since stay
-    as they are in the recipe; a resume with them records them anew.
-
-    Returns:
-        The new names of the checkpoints set aside, oldest first.
+    Settings that were changed since stay as they are in the recipe; a resume with them records them
+    again.
     """
     checkpoints = run_folder(folder) / CHECKPOINTS
     with locked(folder):

@@ -20,12 +20,7 @@ TENSORS, STATE, CHECKSUMS = ".safetensors", ".json", ".sha256"
 
 
 class DamagedCheckpointError(ValueError):
-    """A file of a checkpoint is missing or not what was written.
-
-    Attributes:
-        checkpoint: Its folder.
-        damage: Which files, and what is wrong with them.
-    """
+    """A file of a checkpoint is missing or not what was written; `damage` says which, and how."""
 
     def __init__(self, checkpoint: Path, damage: str) -> None:
         super().__init__(
@@ -39,12 +34,7 @@ class DamagedCheckpointError(ValueError):
 def write_part(checkpoint: Path, name: str, state: Any) -> None:
     """Write a part of a checkpoint. When it returns, the part is on disk, also after a power cut.
 
-    Args:
-        checkpoint: The checkpoint's folder, which exists.
-        state: The part's content, with contiguous tensors on the CPU.
-
-    Raises:
-        OSError: It cannot be written.
+    state: The part's content, with contiguous tensors on the CPU.
     """
     files = [f"{name}{end}" for end in (STATE, TENSORS)]
     plain, tensors = split_state(state)

@@ -62,14 +62,12 @@ def load_newest_good(
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 
     Args:
-        folder: Folder of all checkpoints of the run.
         workers: Ids of the run's workers, whose parts are needed.
         copies: Parts that this process has in memory, by the name of the checkpoint that they
             would make, and by part.
 
     Raises:
         LostPartsError: No checkpoint is good.
-        ValueError: Another version wrote it.
     """
     on_disk = set[str]().union(*placement.all_values([path.name for path in list_all(folder)]))
     names = sorted(on_disk.union(*placement.all_values(list(copies))), reverse=True)

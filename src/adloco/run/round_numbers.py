@@ -143,10 +143,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Contents of summary.json.
 
-    Args:
-        num_parameters: Of the model, as far as they are trained.
-        recipe: Name of the recipe.
-        trainer: Whose measures to take; None for those of the best trainer in each round.
+    trainer: Whose measures to take; None for those of the best trainer in each round.
     """
     summary: dict[str, Any] = {}
     alike = of_newest_text(records)

@@ -206,10 +206,8 @@ def model_builder(
 ) -> Builder:
     """The builder of the run's model.
 
-    Args:
-        task: The opened task, which completes the model's configuration.
-        stored: The run to resume; None for a new run. A resumed run takes the configuration from
-            its folder and no trained weights, because its checkpoint has them.
+    stored: The run to resume; None for a new run. A resumed run takes the configuration from its
+        folder and no trained weights, because its checkpoint has them.
     """
     build, ids = recipe.model.builder, task.tokenizer.vocab_size
     config = build.load_config(stored.folder / MODEL) if stored else recipe.model.config(ids)

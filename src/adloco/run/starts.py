@@ -100,12 +100,8 @@ class Starts:
         self._kind: Kind = "resume"
 
     def resume(self, at: Point, newest: Record, kind: Kind = "resume") -> None:
-        """Read what was recorded, before records are cut; `begin` records the start.
-
-        Args:
-            at: The checkpoint from which training continues.
-            newest: The newest line of metrics.jsonl; empty without one.
-            kind: What `begin` records.
+        """Read what was recorded, before records are cut; `begin` records the start, of this kind,
+        from the checkpoint at `at`.
         """
         self._kind = kind
         self.lines = read_starts(self._folder)
@@ -170,12 +166,7 @@ def read_starts(folder: Path) -> list[Start]:
 def start_after(
     before: Sequence[Start], kind: Kind, at: Point, reached: Point, now: float
 ) -> Start:
-    """A start or stop, with what was lost since the line before it.
-
-    Args:
-        at, reached: As in `Starts.add`.
-        now: Seconds since 1970.
-    """
+    """A start or stop, with what was lost since the line before it; see `Starts.add`."""
     here = Start(kind=kind, time=round(now, 3), **asdict(at))
     if kind not in ("resume", "regroup", "rewind"):
         return here

@@ -98,9 +98,7 @@ def recovered_run(
 ) -> tuple[StoredRun, Recovered]:
     """The run in a folder at its newest good checkpoint, with its parts. Called on all ranks.
 
-    Args:
-        recipe: From `resumed_recipe`.
-        copies: As in `load_newest_good`.
+    copies: As in `load_newest_good`.
     """
     if placement.is_rank_zero:
         check_records(folder)  # Before training, and before a file is changed.
@@ -117,9 +115,7 @@ def recovered_run(
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
     """The run in a folder at a checkpoint; ValueError if its recipe or a file of it was changed.
 
-    Args:
-        recipe: From `resumed_recipe`.
-        state: The checkpoint's part `run`.
+    state: The checkpoint's part `run`.
     """
     algorithm = state["algorithm"]
     samples = algorithm["samples"]

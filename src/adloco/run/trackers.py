@@ -44,9 +44,7 @@ class Trackers:
     def following(self, settings: Mapping[str, Any], tokens: int) -> Iterator[None]:
         """Open the trackers with the run's settings, and close them when the context ends.
 
-        Args:
-            settings: Every setting by `section.key`.
-            tokens: Tokens trained on so far; more than 0 when a run is resumed.
+        tokens: Tokens trained on so far; more than 0 when a run is resumed.
         """
         plain = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)

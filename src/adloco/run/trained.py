@@ -65,8 +65,7 @@ def load_trained(
 
     Args:
         trainer: Its number; None for the trainer with the lowest validation loss.
-        round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
-            lowest validation loss.
+        round: As in `read_run`.
         problem: The problem of a run from Python, which has its model; None for other runs.
         trust_recipe: As in `resumed_recipe`.
     """
@@ -165,7 +164,6 @@ def continued(
 
     Args:
         prompt: The text; empty: the model begins one.
-        max_tokens: Most tokens to add.
         temperature: Divides the logits; 0 takes the most likely token each time.
 
     Yields:

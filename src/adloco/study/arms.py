@@ -177,12 +177,10 @@ def planned_run(
     same run is found again, and never taken for another.
 
     Args:
-        recipe: A file, or the name of a shipped recipe.
         common: Settings of all arms.
         changes: The arm's own settings, which are stronger. If they choose another class, for
             instance another batch.rule, the common settings that it lacks are left out.
         seed: Number that is added to run.seed.
-        folder: The study's folder.
     """
     everywhere = [name for name, _ in common]
     values = override(override(read_values(recipe), common), changes, everywhere)
