@@ -96,7 +96,9 @@ class LiveView:
         cost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
         parts += [Text(cost, style="dim")] if cost else []
         parts += [Text(text, style="magenta") for text in self._events]
-        parts += self._warnings()
+        hidden = len(self._signs) - SIGNS_SHOWN
+        parts += [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
+        parts += [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
         title, folder = Text(f"adloco: {recipe.run.name}"), Text(str(self._run.folder))
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
         # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
@@ -111,13 +113,6 @@ class LiveView:
             return [Text("first round running ...", style="dim")]
         trainers, legend = self._trainers(last), Text(LEGEND, style="dim")
         return [self._losses(last), trainers, legend, self._traffic(last)]
-
-    def _warnings(self) -> list[Text]:
-        """The latest warnings, and how many there were before them."""
-        hidden = len(self._signs) - SIGNS_SHOWN
-        earlier = [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
-        latest = [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
-        return earlier + latest
 
     def _progress(self) -> list[RenderableType]:
         now, start, last = self._run.progress(), self._resumed_at, self._last

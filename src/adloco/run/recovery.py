@@ -134,8 +134,7 @@ class _Sharing:
                     return
             if state is None:
                 return
-            wrong = foreign(part, state, self.parts.get(RUN, state))
-            if wrong:
+            if wrong := foreign(part, state, self.parts.get(RUN, state)):
                 damage[part] = wrong
             else:
                 into[part] = state

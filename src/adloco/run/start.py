@@ -83,7 +83,11 @@ def prepare_run(
         notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
         if problem:
             notices.append(unread_streams(problem.data.num_streams, recipe))
-        notices.append(read_whole(opened.builder, placement))
+        if placement.shards > 1 and (reason := opened.builder.stored.only_whole):
+            notices.append(
+                f"the weights of model.name {opened.builder.weights!r} are read whole on each rank "
+                f"before they are sharded: {reason}"
+            )
         if not recipe.data.streaming:
             task = opened.task
             notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
@@ -238,19 +242,6 @@ def model_builder(
         "the same",
     )
     return builder
-
-
-def read_whole(builder: Builder, placement: Placement) -> str:
-    """A notice that every rank reads the trained weights whole before it shards them; empty if it
-    does not.
-    """
-    reason = builder.stored.only_whole if placement.shards > 1 else ""
-    return (
-        f"the weights of model.name {builder.weights!r} are read whole on each rank before they "
-        f"are sharded: {reason}"
-        if reason
-        else ""
-    )
 
 
 def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None:

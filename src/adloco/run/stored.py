@@ -66,11 +66,6 @@ class StoredRun:
     changes: Sequence[Changed]
     """Settings that decide the numbers and are others than at the checkpoint."""
 
-    def check_unchanged_records(self) -> None:
-        """Raise ValueError if the records up to the checkpoint are not what the run wrote."""
-        rounds = self.algorithm["rounds_done"]
-        Records(self.folder).check_unchanged(self.about["records"], rounds)
-
 
 def read_run(
     folder: Path, round: int | Literal["best"] | None = None, *, trust_recipe: bool = False
@@ -83,13 +78,13 @@ def read_run(
         trust_recipe: As in `resumed_recipe`.
     """
     recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
-    kept = folder / CHECKPOINTS
+    kept, records = folder / CHECKPOINTS, Records(folder)
     if round == "best":
-        chosen = checkpoint.best(kept, Records(folder).read_whole())
+        chosen = checkpoint.best(kept, records.read_whole())
     else:
         chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
     stored = stored_run(folder, recipe, chosen, checkpoint.need(chosen, RUN))
-    stored.check_unchanged_records()
+    records.check_unchanged(stored.about["records"], stored.algorithm["rounds_done"])
     return stored
 
 
@@ -105,10 +100,11 @@ def recovered_run(
     living = recipe.method.living_workers
     found = load_newest_good(folder / CHECKPOINTS, placement, living, copies)
     stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
+    records, digests = Records(folder), stored.about["records"]
     rounds = stored.algorithm["rounds_done"]
-    fetch_records(Records(folder), stored.about["records"], rounds, placement)
+    fetch_records(records, digests, rounds, placement)
     if placement.is_rank_zero:
-        stored.check_unchanged_records()
+        records.check_unchanged(digests, rounds)
     return stored, found
 
 

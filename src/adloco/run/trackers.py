@@ -27,7 +27,11 @@ class Trackers:
     """The trackers of a run, by the names of `run.trackers`; one that fails is left out."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
-        installed = _installed() if names else set()
+        installed = set[str]()
+        if names and find_spec("accelerate"):
+            from accelerate.tracking import get_available_trackers
+
+            installed = {str(tracker) for tracker in get_available_trackers()}
         self._names = (
             [TENSORBOARD] * (TENSORBOARD in installed) if list(names) == ["auto"] else list(names)
         )
@@ -120,11 +124,3 @@ def flat(record: Record) -> dict[str, Any]:
         for key, value in row.items()
         if not isinstance(value, (list, dict))
     }
-
-
-def _installed() -> set[str]:
-    if find_spec("accelerate") is None:
-        return set()
-    from accelerate.tracking import get_available_trackers
-
-    return {str(tracker) for tracker in get_available_trackers()}

@@ -218,13 +218,9 @@ def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:
     """The trainer with the lowest loss in the latest evaluation, within these rounds, of any that
     are left.
     """
-    for record in reversed(Records(folder).read_whole()):
-        if record["round"] > rounds:
-            continue
-        best = _lowest(record, living)
-        if best is not None:
-            return best
-    return living[0]
+    records = reversed(Records(folder).read_whole())
+    found = (_lowest(record, living) for record in records if record["round"] <= rounds)
+    return next((best for best in found if best is not None), living[0])
 
 
 def _lowest(record: Record, among: Collection[int]) -> int | None:
