@@ -79,10 +79,7 @@ def watch(
 
 
 def recovery(recipe: Recipe, replaces: Callable[[], bool] | None) -> "Recovery | None":
-    """Settings that a launcher needs if the ranks of a run recover; None if they do not.
-
-    replaces: As in `Recovery`.
-    """
+    """Settings that a launcher needs if the ranks of a run recover; None if they do not."""
     settings = recipe.run
     if settings.on_rank_failure == "stop":
         return None

@@ -86,10 +86,7 @@ def _bad_numbers(record: Record) -> list[str]:
 
 
 def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
-    """Line about tokens and time lost at interruptions; empty if there were none.
-
-    seconds: Of training that counts so far.
-    """
+    """Line about tokens and time lost at interruptions; empty if there were none."""
     cost = failure_cost(starts, seconds)
     number = cost["interruptions"]
     times = "once" if number == 1 else f"{number} times"

@@ -155,10 +155,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
 
 
 class _FailureCount:
-    """Counts failures of ranks, so that a run ends of which one fails in each round.
-
-    folder: The run's folder, as this machine sees it.
-    """
+    """Counts failures of ranks, so that a run ends of which one fails in each round."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -102,9 +102,8 @@ def write_comparison(
     title: str,
     draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
 ) -> Path:
-    """Write the files for programs, the PNGs and compare.html; return the page's path.
-
-    draw: Draws further pictures, which the page shows.
+    """Write the files for programs, the PNGs and compare.html, which shows also the pictures that
+    `draw` makes; return the page's path.
     """
     from adloco.report.pictures import draw_comparison  # Late, for matplotlib.
 

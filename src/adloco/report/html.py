@@ -11,10 +11,7 @@ from adloco.whole_file import write_text
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:
-    """Fill a template and write it.
-
-    content: The template's variables; a missing one is an error.
-    """
+    """Fill a template with its variables, of which none may be missing, and write it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("adloco.report"),
         autoescape=True,

@@ -13,10 +13,7 @@ WORDS = GOING_ON | {"rewind": "taken back"}
 
 
 def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
-    """Cards with a run's losses at its interruptions; none if it lost nothing.
-
-    seconds: Of training that counts.
-    """
+    """Cards with a run's losses at its interruptions; none if it lost nothing."""
     cost = failure_cost(starts, seconds)
     cards = [
         ("interruptions", f"{cost['interruptions']:,}"),

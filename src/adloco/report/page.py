@@ -63,7 +63,7 @@ def write_report(folder: Path) -> Path:
     environment, summary = (read_json(file) if file.exists() else {} for file in files)
     starts = read_starts(folder)
     of_options = [table for option in lab_modules("page") for table in option.content(folder)]
-    values = list(settings(recipe))
+    values, part = list(settings(recipe)), part_used(recipe.run.limits, records[-1])
     run_tables = (_merges(records), _changes(records), interruption_table(starts))
     path = folder / PAGE
     write_page(
@@ -74,7 +74,9 @@ def write_report(folder: Path) -> Path:
             "name": recipe.run.name,
             "folder": folder.resolve().name,
             "facts": [_layout(recipe), _origin(environment, starts, records)],
-            "unfinished": "" if summary else _unfinished(recipe, records[-1]),
+            "unfinished": f"This run has not finished: {part:.0%} of its budget is used."
+            if part < 1 and not summary
+            else "",
             "no_success": no_success(records),
             "cards": [
                 run_cards(declared, records),
@@ -135,11 +137,6 @@ def _origin(
     device = f"{environment['device']}{cores}" if "device" in environment else ""
     took = f"{readable(records[-1]['seconds'], TIMES)} of training"
     return " · ".join(filter(None, [began, version, commit + changed, device, took]))
-
-
-def _unfinished(recipe: Recipe, last: Record) -> str:
-    part = part_used(recipe.run.limits, last)
-    return f"This run has not finished: {part:.0%} of its budget is used." if part < 1 else ""
 
 
 def run_cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:

@@ -37,9 +37,8 @@ vendor's data sheets.
 def flops_per_token(model: nn.Module, context: int) -> float | None:
     """FLOPs of training on one token; None if the model's configuration does not say, if it has
     more than matrices (convolutions, or experts of which each token takes some), if layers share
-    their weights or have heads of different widths, or if a sample is not counted in tokens.
-
-    context: Tokens of a sample.
+    their weights or have heads of different widths, or if a sample, which has `context` tokens, is
+    not counted in them.
     """
     config: Any = getattr(model, "config", None)
     # transformers raises an error where such a configuration is asked for a width (Gemma 4's).

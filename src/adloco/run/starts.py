@@ -143,11 +143,10 @@ class Starts:
 
 
 def failure_cost(starts: Sequence[Start], seconds: float) -> dict[str, Any]:
-    """Work that a run has repeated and lost at its interruptions, by the names in summary.json.
+    """Work that a run whose clock shows so many seconds has repeated and lost at its interruptions,
+    by the names in summary.json.
 
     `goodput` is the part of the time, without pauses, that was training which counts: from 0 to 1.
-
-    seconds: The run's clock.
     """
     lost = sum(start.seconds_lost for start in starts)
     return {

@@ -208,10 +208,7 @@ def resumed_recipe(
 
 
 def check_code(folder: Path, advice: str = "leave this run out") -> None:
-    """Raise ValueError if the recipe names code that the run in this folder did not begin with.
-
-    advice: What to do if that code is wanted.
-    """
+    """Raise ValueError if the recipe names code that the run in this folder did not begin with."""
     named = code_named(read_values(str(folder / RECIPE)))
     begun = _code_as_begun(folder) if named else {}
     other = [f"{name} = {text!r}" for name, text in named.items() if begun.get(name) != text]
