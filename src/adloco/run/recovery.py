@@ -188,7 +188,7 @@ class _Sharing:
         return {}
 
     def _transfer(
-        self, part: str, spare: Mapping[str, Any], senders: Sequence[int], receiver: int
+        self, part: str, spare: dict[str, Any], senders: Sequence[int], receiver: int
     ) -> None:
         """Send a part from one of the ranks that have it, if there is one from the same island."""
         placement = self._placement
@@ -212,12 +212,10 @@ def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list
 
     def clear() -> None:
         for each in found.unusable:
-            checkpoint, aside = folder / each.name, folder / f"{DAMAGED}{each.name}"
-            if not each.damage:
-                shutil.rmtree(checkpoint, ignore_errors=True)
-            elif checkpoint.exists():  # Not on all machines, nor after another island's turn.
-                shutil.rmtree(aside, ignore_errors=True)  # Of the same round, damaged before.
-                checkpoint.replace(aside)
+            if each.damage:
+                _rename(folder / each.name, folder / f"{DAMAGED}{each.name}")
+            else:
+                shutil.rmtree(folder / each.name, ignore_errors=True)
 
     in_turn(placement, clear)
     continues = f"the run continues from {found.checkpoint.name}"
@@ -229,3 +227,14 @@ def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list
         f"missing) and is removed; {continues}"
         for each in found.unusable
     ]
+
+
+def _rename(checkpoint: Path, target: Path) -> None:
+    # Tried, and not looked for before: a network file system may show a folder that was renamed.
+    try:
+        checkpoint.replace(target)
+    except FileNotFoundError:
+        return  # Another island has renamed it, or it is on another machine.
+    except OSError:
+        shutil.rmtree(target, ignore_errors=True)  # Of the same round, damaged before.
+        checkpoint.replace(target)
