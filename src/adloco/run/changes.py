@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from adloco.run.stored import StoredRun
 
 CHANGES = "changes.jsonl"
-SKIPPED = "data.skip_samples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +74,8 @@ def changed_settings(
 
 def skipped_by(changes: Sequence[Changed]) -> int:
     """Samples of each stream that these changes leave out."""
-    return sum(
-        int(change.after) - int(change.before) for change in changes if change.setting == SKIPPED
-    )
+    skips = (change for change in changes if change.setting == "data.skip_samples")
+    return sum(int(change.after) - int(change.before) for change in skips)
 
 
 def keep_settings(stored: "StoredRun") -> None:

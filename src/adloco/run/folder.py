@@ -26,7 +26,6 @@ PREPARED = (ENVIRONMENT, RECIPE, TOKENIZER, MODEL, CHECKPOINTS)
 SUMMARY, LOCK, LOG = "summary.json", ".lock", "train.log"
 NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
 """The settings that name a model; a source of the user's own may have only the last."""
-TIME = "%Y%m%d-%H%M%S-%f"
 LONGEST_PART = 24
 """Characters of a recipe's, model's or text's name in a folder's name."""
 
@@ -76,7 +75,7 @@ def _name(recipe: Recipe) -> str:
     named = named_settings(recipe)
     model = next(named[key] for key in NAMES_OF_MODELS if key in named)
     parts = map(_safe, (recipe.run.name, model, recipe.data.name))
-    return "-".join([*filter(None, parts), f"{datetime.now():{TIME}}"])
+    return "-".join([*filter(None, parts), f"{datetime.now():%Y%m%d-%H%M%S-%f}"])
 
 
 def _safe(text: str) -> str:
