@@ -214,8 +214,8 @@ def test_a_text_shorter_than_a_window(
     """
     text = tmp_path / "tiny.txt"
     text.write_text("x" * 100)
-    words = shlex.split(f"--data.tokenizer bytes --data.context_tokens 64 --data.path {text}")
-    assert main(["train", "single", *small, *words]) == 2
+    words = shlex.split("--data.tokenizer bytes --data.context_tokens 64")
+    assert main(["train", "single", *small, *words, "--data.path", str(text)]) == 2
     message = capsys.readouterr().err
     assert (
         "is too short for one window of 64 tokens: a window takes 65, and there are 6 to "

@@ -37,13 +37,8 @@ def give_back() -> None:
 def test_a_larger_budget_fits_more(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [
-        *NANO,
-        *shlex.split(
-            f"--data.path {corpus} --data.cache {tmp_path} --batch.maximum 128 "
-            "--data.context_tokens 64"
-        ),
-    ]
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path)]
+    flags += shlex.split("--batch.maximum 128 --data.context_tokens 64")
     found = []
     for more in (1.2, 0.2):  # The larger one first, with which come the libraries.
         give_back()
@@ -60,18 +55,13 @@ def test_ranks_agree_and_training_takes_it(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The ranks are two shards of one worker."""
-    flags = [
-        *NANO,
-        *shlex.split(
-            f"--data.path {corpus} --data.cache {tmp_path} --memory.gib 1.2 --batch.maximum 16"
-        ),
-    ]
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path)]
+    flags += shlex.split("--memory.gib 1.2 --batch.maximum 16")
     assert main(["probe", "fsdp-norm", *flags, "--ranks", "2"]) == 0
     assert 1 <= answer(capfd.readouterr().out) <= 16
     run = tmp_path / "run"
-    more = shlex.split(
-        f"--switch.max_micro_batch auto --run.folder {run} --run.tokens 5000 --ranks 2"
-    )
+    more = shlex.split("--switch.max_micro_batch auto --run.tokens 5000 --ranks 2")
+    more += ["--run.folder", str(run)]
     assert main(["train", "fsdp-norm", *flags, *more]) == 0
     assert re.search(r"max_micro_batch = \d+\n", (run / "recipe.toml").read_text())
     peaks = [
@@ -102,9 +92,8 @@ def test_ranks_agree_and_training_takes_it(
 def test_refusals(
     flags: list[str], message: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = shlex.split(
-        f"--data.path {corpus} --data.cache {tmp_path} --switch.max_micro_batch auto"
-    )
+    words = ["--data.path", str(corpus), "--data.cache", str(tmp_path)]
+    words += ["--switch.max_micro_batch", "auto"]
     assert main(["train", "single", *words, *flags]) == 2
     assert re.search(message, capsys.readouterr().err)
 

@@ -157,8 +157,8 @@ def test_recipes_on_islands(
     assert (mine[-1]["bytes_communicated"] > 0) == (recipe == "diloco")
     assert main(["evaluate", str(folder)]) == 0
     # On other ranks than the recipe names; the budget is spent, so nothing is trained.
-    words = shlex.split(f"--resume {folder} --placement.shard_size 1 --placement.replica_size 1")
-    assert main(["train", *words]) == 0
+    words = shlex.split("--placement.shard_size 1 --placement.replica_size 1")
+    assert main(["train", "--resume", str(folder), *words]) == 0
 
 
 def begin(words: list[str], stop_after: int) -> None:
@@ -192,7 +192,10 @@ def test_a_run_resumes_from_disk_on_other_ranks(
     words = [
         *small,
         *PLAIN,
-        *shlex.split(f"--run.folder {tmp_path / 'moved'} --placement.shard_size {shards}"),
+        "--run.folder",
+        str(tmp_path / "moved"),
+        "--placement.shard_size",
+        str(shards),
     ]
     run_on_ranks(begin, ranks, words, 5)
     before = metrics(tmp_path / "moved")

@@ -139,12 +139,12 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     )
     words = shlex.split(
         "--task.kind classification --model.source transformers --model.name bert "
-        f"--model.pretrained false --model.overrides '{sizes}' "
-        f"--data.path {tmp_path / 'rows.jsonl'} --data.context_tokens 16 "
-        f"--data.cache {tmp_path / 'cache'} --data.validation_samples 20 "
+        "--model.pretrained false --data.context_tokens 16 --data.validation_samples 20 "
         "--task.evaluation_per_class 10 --run.tokens 8000 --inner.optimizer adamw "
-        f"--inner.lr 5e-3 --run.trackers none --run.folder {tmp_path / 'run'}"
+        "--inner.lr 5e-3 --run.trackers none"
     )
+    words += ["--model.overrides", sizes, "--data.path", str(tmp_path / "rows.jsonl")]
+    words += ["--data.cache", str(tmp_path / "cache"), "--run.folder", str(tmp_path / "run")]
     assert main(["train", "single", *words]) == 0
     export = ["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]
     assert main([*export, "--labels", "bad,good,fair"]) == 2

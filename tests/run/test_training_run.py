@@ -188,9 +188,14 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
 @pytest.mark.parametrize(
     "choices",
     [
-        shlex.split(
-            "--batch.rule warmup --batch.batches '[12, 16]' --batch.after_samples '[100, 300]'"
-        ),
+        [
+            "--batch.rule",
+            "warmup",
+            "--batch.batches",
+            "[12, 16]",
+            "--batch.after_samples",
+            "[100, 300]",
+        ],
         shlex.split(
             "--merge.policy largest-with-smallest --merge.streams balance --learning_rate.shape wsd"
         ),
@@ -220,7 +225,7 @@ def test_choices_of_a_recipe_run_and_learn(
 
 @needs_shared_data
 def test_a_text_file_trains(small: list[str], tmp_path: Path) -> None:
-    words = shlex.split(f"--data.path {SHAKESPEARE} --data.validation_fraction 0.1")
+    words = ["--data.path", str(SHAKESPEARE), "--data.validation_fraction", "0.1"]
     assert main(["train", "diloco", *small, *words]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"] < 4.5
 
@@ -542,7 +547,7 @@ def test_evaluate_agrees_with_the_run(
     final = json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"]
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert f"loss {final:.4f} nats per token" in capsys.readouterr().out
-    words = shlex.split(f"--data.path {corpus / '00.txt'} --windows 5")
+    words = ["--data.path", str(corpus / "00.txt"), "--windows", "5"]
     assert main(["evaluate", str(tmp_path / "run"), *words]) == 0
     assert "over 160 tokens" in capsys.readouterr().out
 

@@ -36,7 +36,11 @@ Event = Literal["failed", "stalled", "recovered", "stopped", "ended"]
 class Alerts:
     """Tells a command or a URL what happens to a run, in threads of its own.
 
-    where: The command, or the http or https URL; empty: nothing is told.
+    Args:
+        where: The command, or the http or https URL; empty: nothing is told.
+
+    Raises:
+        ValueError: The command has a quotation mark without its other half.
     """
 
     def __init__(self, where: str = "") -> None:
@@ -62,7 +66,12 @@ class Alerts:
         self.wait()
 
     def tell(self, event: Event, text: str, *, anyone: bool = False) -> None:
-        """Begin a call with a sentence about the event; unless `anyone` may, rank 0 alone does."""
+        """Begin a call.
+
+        Args:
+            text: A sentence about the event.
+            anyone: False if rank 0 alone tells it.
+        """
         if not self._tells:
             return
         # Not at the top: `adloco train` refuses a bad recipe without torch.
@@ -75,13 +84,11 @@ class Alerts:
         call.start()
 
     def failed(self, text: str, *, anyone: bool = False) -> None:
-        """Tell that the run has failed, unless the launcher of this rank does.
+        """Tell that the run has failed, if no launcher of this rank does.
 
         anyone: As in `tell`; True for the failure of a rank, which may be rank 0.
         """
-        kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        # torchrun sets both; what `adloco train --ranks` starts has the first alone.
-        if not kept or "TORCHELASTIC_RUN_ID" in os.environ:
+        if not _has_launcher():
             self.tell("failed", text, anyone=anyone)
 
     def wait(self) -> None:
@@ -136,3 +143,9 @@ class Alerts:
             if not self._failed_before:
                 self._failed_before = True
                 print_error(f"--notify cannot be called ({error}); later failures are not shown")
+
+
+def _has_launcher() -> bool:
+    """True for a rank that `adloco train --ranks` has started, which tells of failures."""
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return kept and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sets both.

@@ -279,6 +279,9 @@ def take_settings(
         (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the other
         words. A setting that is true or false needs no value to be true. A list gives a pair for
         each value, and replaces one before it.
+
+    Raises:
+        ValueError: A setting has no value.
     """
     settings: list[tuple[str, str]] = []
     others, left = [], list(words)

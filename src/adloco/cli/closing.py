@@ -32,16 +32,15 @@ def closing_lines(
     rows = [row for record in records for row in record["trainers"]]
     memory = max(record["memory_bytes"] for record in records)
     folder = shlex.quote(str(run.folder))
-    sample, measures = summary["sample"], run.recipe.task.measures
-    islands = [f"{row['island']} {measured_text(row, measures)}" for row in last.get("islands", ())]
+    sample = summary["sample"]
     generate = [f"  adloco generate {folder} --prompt 'Some text'"] * run.recipe.task.generates
     return [
         "; ".join(
             _first_to_last(validation(measure), records, summary)
-            for measure in measures
+            for measure in run.recipe.task.measures
             if measure.leading and summary[f"final_{validation(measure).name}"] is not None
         ),
-        *([f"on the text of each island: {'; '.join(islands)}"] if islands else []),
+        *_islands(last, run.recipe.task.measures),
         f"{summary['tokens']:,} tokens in {counted(summary['rounds'], 'round')} and "
         f"{clock(summary['seconds'])}: {summary['tokens'] / summary['seconds']:,.0f} tokens/s with "
         f"evaluation and checkpoints, {ROUND['memory_bytes'].text(memory)} of memory at most",
@@ -57,6 +56,12 @@ def closing_lines(
         *generate,
         f"  adloco compare {folder} OTHER_RUN_OR_RECIPE",
     ]
+
+
+def _islands(last: Record, measures: Sequence[Metric]) -> list[str]:
+    """A line about the text of each island, if islands have their own."""
+    found = [f"{row['island']} {measured_text(row, measures)}" for row in last.get("islands", ())]
+    return [f"on the text of each island: {'; '.join(found)}"] if found else []
 
 
 def _sent(run: TrainingRun, summary: dict[str, Any]) -> str:

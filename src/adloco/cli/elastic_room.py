@@ -77,7 +77,10 @@ def watch(
 
 
 def recovery(recipe: Recipe, replaces: Callable[[], bool] | None) -> "Recovery | None":
-    """Settings that a launcher needs if the ranks of a run recover; None if they do not."""
+    """Settings that a launcher needs if the ranks of a run recover; None if they do not.
+
+    replaces: As in `Recovery`.
+    """
     settings = recipe.run
     if settings.on_rank_failure == "stop":
         return None

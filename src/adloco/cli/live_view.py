@@ -48,6 +48,8 @@ class LiveView:
     """The terminal's view of a run while it trains.
 
     It is drawn several times a second, so it keeps what it shows of past rounds, not their records.
+
+    signs: Warnings that were given before it was resumed.
     """
 
     def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:
@@ -94,9 +96,7 @@ class LiveView:
         cost = interruptions_text(self._run.starts.lines, self._run.progress().seconds)
         parts += [Text(cost, style="dim")] if cost else []
         parts += [Text(text, style="magenta") for text in self._events]
-        hidden = len(self._signs) - SIGNS_SHOWN
-        parts += [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
-        parts += [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
+        parts += self._warnings()
         title, folder = Text(f"adloco: {recipe.run.name}"), Text(str(self._run.folder))
         panel = Panel(Group(*parts), title=title, subtitle=folder, border_style="cyan")
         # The terminal echoes Ctrl+C as ^C at the cursor. Without the empty line it would follow the
@@ -112,20 +112,31 @@ class LiveView:
         trainers, legend = self._trainers(last), Text(LEGEND, style="dim")
         return [self._losses(last), trainers, legend, self._traffic(last)]
 
+    def _warnings(self) -> list[Text]:
+        """The latest warnings, and how many there were before them."""
+        hidden = len(self._signs) - SIGNS_SHOWN
+        earlier = [Text(f"{hidden} earlier warnings are in {LOG}", "yellow")] if hidden > 0 else []
+        latest = [Text(f"warning: {sign.text}", "yellow") for sign in self._signs[-SIGNS_SHOWN:]]
+        return earlier + latest
+
     def _progress(self) -> list[RenderableType]:
         now, start, last = self._run.progress(), self._resumed_at, self._last
         seconds = now.seconds - start.seconds
         speed = (now.tokens - start.tokens) / max(1e-9, seconds)
         used = now.part - start.part
         left = (1 - now.part) / used * seconds if used > 0 else None
-        gone = f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   "
-        gone += f"{speed:,.0f} tokens/s"
-        done = last["round"] if last else 0
-        where = f"round {done} done"
-        if now.round_steps:
-            where = f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
+        gone = (
+            f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
+        )
         if last:
             gone += use_text(last)
+        done = last["round"] if last else 0
+        where = (
+            f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
+            if now.round_steps
+            else f"round {done} done"
+        )
+        if last:
             where += f"   learning rate {number_text(last, 'learning_rate')}"
         rows = rows_text(now.rows)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.

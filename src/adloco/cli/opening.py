@@ -27,24 +27,13 @@ def opening_lines(run: TrainingRun) -> list[str]:
             device += " (it is with run.compile true)"
         if peak_flops(run.device) is None:
             device += " (its peak FLOPs are not known, so there is no MFU)"
-    lines = [
+    return [
         f"{run.algorithm.num_parameters:,} parameters; {counted(len(sizes), 'trainer')} of "
         f"{workers}; on {device}",
         _budget(run),
         *filter(None, [_sent(run)]),
+        *_explained(run),
     ]
-    # What AdLoCo does and the other methods do not.
-    if _merges(run):
-        lines.append(
-            "each trainer trains a model of its own, until several merge into one whose workers "
-            "sync after every round"
-        )
-    if run.recipe.batch_cap is not None:
-        lines.append(
-            "the batch follows the gradient: the more its samples differ, the more of them the "
-            "next steps take"
-        )
-    return lines
 
 
 def joined_line(run: TrainingRun) -> str:
@@ -79,7 +68,7 @@ def _budget(run: TrainingRun) -> str:
         changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
             changes.append("fewer because rounds become longer")
-        elif recipe.run.tokens and not isinstance(recipe.batch, ConstantBatch):
+        elif not _steady(run):
             changes.append("fewer if the batch grows, more if it falls")
         many = counted(rounds, "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
@@ -89,6 +78,11 @@ def _budget(run: TrainingRun) -> str:
 def _merges(run: TrainingRun) -> bool:
     """True if trainers may still merge."""
     return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
+
+
+def _steady(run: TrainingRun) -> bool:
+    """True if the budget makes as many rounds whatever the batch rule decides."""
+    return isinstance(run.recipe.batch, ConstantBatch) or not run.recipe.run.tokens
 
 
 def _rounds(run: TrainingRun) -> int | None:
@@ -131,3 +125,19 @@ def _sent(run: TrainingRun) -> str:
 def _per_value(wire: WireFormat | None) -> float:
     """Bytes of a value that is sent; wire None: in float32."""
     return 4.0 if wire is None else wire.block_bytes / wire.block
+
+
+def _explained(run: TrainingRun) -> list[str]:
+    """Two sentences about what AdLoCo does and the other methods do not."""
+    lines = []
+    if _merges(run):
+        lines.append(
+            "each trainer trains a model of its own, until several merge into one whose workers "
+            "sync after every round"
+        )
+    if run.recipe.batch_cap is not None:
+        lines.append(
+            "the batch follows the gradient: the more its samples differ, the more of them the "
+            "next steps take"
+        )
+    return lines

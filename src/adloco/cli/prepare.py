@@ -75,12 +75,7 @@ class Prepare(RecipeCommand):
             if amiss := cache.skipped():
                 console.print(amiss, style="bold", soft_wrap=True)
             if self.verify:
-                total, done = len(cache.train) + len(cache.validation), 0
-                with shown_progress(console, "comparing") as advance:
-                    for tokens in cache.store.verify():
-                        done += tokens
-                        advance(tokens, total, f"{done:,} tokens")
-                console.print(f"all {done:,} tokens match their digests", soft_wrap=True)
+                _verify(cache, console)
             if self.check:
                 check_packed(cache, console)
             if state.complete and not self.check:  # That has said so already.
@@ -96,13 +91,24 @@ def _fill(cache: "TokenCache", processes: int, console: Console) -> "State":
     state, data = cache.store.state, cache.data
     limits = [data.samples, *([data.validation_samples] if data.validation_split else [])]
     most = sum(limits) if all(limits) else None
-    rows = before = state.rows
-    started = time.monotonic()
+    rows_before, started = state.rows, time.monotonic()
+    rows = rows_before
     with shown_progress(console, "tokenising", done=rows) as advance:
         for state in fill(cache, processes):
-            speed = (state.rows - before) / max(1e-9, time.monotonic() - started)
+            speed = (state.rows - rows_before) / max(1e-9, time.monotonic() - started)
             tokens = state.train + state.validation
             numbers = f"{state.rows:,} rows, {tokens:,} tokens, {speed:,.0f} rows/s"
             advance(state.rows - rows, most, numbers)
             rows = state.rows
     return state
+
+
+def _verify(cache: "TokenCache", console: Console) -> None:
+    """Compare all tokens with their digests, and show how far it is."""
+    total = len(cache.train) + len(cache.validation)
+    done = 0
+    with shown_progress(console, "comparing") as advance:
+        for tokens in cache.store.verify():
+            done += tokens
+            advance(tokens, total, f"{done:,} tokens")
+    console.print(f"all {done:,} tokens match their digests", soft_wrap=True)

@@ -15,8 +15,12 @@ class Advance(Protocol):
     """Shows that work was done."""
 
     def __call__(self, more: int, total: int | None, numbers: str = "") -> None:
-        """Show `more` units of work, of `total` (None: not known). `numbers` stand beside the bar,
-        and in a line instead of the part that is done.
+        """Show it.
+
+        Args:
+            more: Units of work since the last call.
+            total: Units of all work; None if not known.
+            numbers: What to show beside the bar, and in a line instead of the part that is done.
         """
 
 
@@ -24,7 +28,9 @@ class Advance(Protocol):
 def shown_progress(console: Console, what: str, done: int = 0) -> Iterator[Advance]:
     """Show a bar on a terminal, which goes away at the end, or a line every SECONDS_PER_LINE.
 
-    done: Units of work that were done before.
+    Args:
+        what: What is done; a line begins with it.
+        done: Units of work that were done before.
     """
     columns = (
         TextColumn("{task.description}"),

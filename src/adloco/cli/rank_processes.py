@@ -20,7 +20,7 @@ from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.distributed.launch.rank_store import MEETING_POINT
 from adloco.distributed.placement.islands import island_shape
-from adloco.errors import RankFailureError, exit_code, require
+from adloco.errors import OtherRankError, RankFailureError, exit_code, require
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -45,7 +45,11 @@ class Machines:
 
     @staticmethod
     def read(number: int, address: str) -> "Machines | None":
-        """The machines that --machines and --meet name; None: this one alone."""
+        """The machines that --machines and --meet name; None: this one alone.
+
+        Raises:
+            ValueError: One of the two is missing, or is none, or elastic/ was removed.
+        """
         if number == 1 and not address:
             return None
         require(
@@ -72,9 +76,12 @@ class Machines:
         return f"{self.host}:{self.port}"
 
     def rendezvous(self, count: int, settings: RunSettings, secret: bytes) -> "Rendezvous":
-        """Meet the launchers of the others, with so many ranks of this one; `on_machines` says how.
+        """Meet the launchers of the others; `on_machines` says how.
 
-        secret: The run's, which all prove; empty: there is none.
+        Args:
+            count: Ranks that this one starts.
+            settings: Of the run; they say how long to wait.
+            secret: The run's, which all prove; empty: there is none.
         """
         from adloco.elastic.connections import give_up_after
         from adloco.elastic.machines import on_machines
@@ -129,6 +136,8 @@ def on_ranks(
         machines: Those whose ranks train together; None: this one alone.
 
     Raises:
+        ValueError: The workers of the recipe cannot be spread over that many ranks, the machines
+            would wait too briefly for each other, or the file with their secret cannot be used.
         RankFailureError: The other machines did not come.
     """
     require(count >= 1, f"--ranks must be >= 1, got {count}")
@@ -176,11 +185,15 @@ class RankEnd:
         if self.run:
             self.run.stop()
 
-    def after_failure(self, error: Exception) -> None:
-        """Print the error of another rank, or why this one cannot take part; end this process."""
+    def after_failure(self, error: OtherRankError) -> None:
+        """Print the error of another rank and end this process."""
         # Rank 0 may be the one that failed.
         anyone = isinstance(error, RankFailureError)
         self._end(str(self.advised(error)), exit_code(error), anyone=anyone)
+
+    def turned_away(self, error: Exception) -> None:
+        """Print why this rank, which has just joined, cannot take part, and end this process."""
+        self._end(str(error), exit_code(error))
 
     def after_signal(self, number: int) -> None:
         """Say that the signal came while this rank waited for another one; end this process."""
@@ -191,7 +204,7 @@ class RankEnd:
             INTERRUPTED,
         )
 
-    def advised(self, error: Exception) -> Exception:
+    def advised(self, error: OtherRankError) -> OtherRankError:
         """The error, with the line that resumes the run after the failure of a rank."""
         if not isinstance(error, RankFailureError) or self.folder is None:
             return error

@@ -11,7 +11,12 @@ from adloco.run.training_run import TrainingRun
 
 
 def round_text(record: Record, wire: str, measures: Sequence[Metric]) -> str:
-    """A round in one line. `wire` is the run's `wire.format`."""
+    """A round in one line.
+
+    Args:
+        wire: The value of `wire.format`, which encodes the pseudo-gradients.
+        measures: What the task measures in an evaluation, the loss first.
+    """
     trainers = " | ".join(
         f"trainer {row['trainer']}: batch {batch_text(row)} of {counted(row['workers'], 'worker')}"
         f" in micro-batches of {row['micro_batch']} x {row['accumulation_steps']}"
@@ -86,7 +91,10 @@ def _bad_numbers(record: Record) -> list[str]:
 
 
 def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
-    """Line about tokens and time lost at interruptions; empty if there were none."""
+    """Line about tokens and time lost at interruptions; empty if there were none.
+
+    seconds: Of training that counts so far.
+    """
     cost = failure_cost(starts, seconds)
     number = cost["interruptions"]
     times = "once" if number == 1 else f"{number} times"

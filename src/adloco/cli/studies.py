@@ -68,7 +68,8 @@ def run_study(
         f"--targets must be finite and > 0, got {given}",
     )
     require(arguments.seeds >= 1, f"--seeds must be >= 1, got {arguments.seeds}")
-    console, links = open_console(), [Link.parse(text) for text in arguments.link]
+    console = open_console()
+    links = [Link.parse(text) for text in arguments.link]
     _require_equal(inequalities(runs, varied), force=arguments.force)
     short = {run.arm: run.too_short for run in runs if not run.finished and run.too_short}
     require(
@@ -110,15 +111,21 @@ def run_study(
             f"{comparison.loss.text(best.mean)}",
             soft_wrap=True,
         )
-    noticed: dict[str, dict[str, None]] = {}  # Notice -> the arms that it is about.
-    for run in runs:
-        for notice in run.notices:
-            noticed.setdefault(notice, {})[run.arm] = None
-    for notice, arms in noticed.items():
-        if notice not in short.values():  # Said before.
-            console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
+    for notice, arms in _notices(runs).items():
+        if notice in short.values():  # Said before.
+            continue
+        console.print(f"{', '.join(arms)}: {notice}", soft_wrap=True)
     console.print(f"{comparison.statement}\n{comparison.differing}\n{page}", soft_wrap=True)
     return _fail(f"{len(failed)} {failure}") if failed else 0
+
+
+def _notices(runs: Sequence[StudyRun]) -> dict[str, list[str]]:
+    """The notices of the runs, each with the arms that it is about."""
+    arms: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for notice in run.notices:
+            arms.setdefault(notice, {})[run.arm] = None
+    return {notice: list(about) for notice, about in arms.items()}
 
 
 def _fail(sentence: str) -> int:
@@ -138,7 +145,11 @@ def _require_equal(found: Sequence[str], *, force: bool) -> None:
 def train_all(
     runs: Sequence[StudyRun], folder: Path, parallel: int, console: Console
 ) -> Sequence[Job]:
-    """Train the runs that are missing and show their progress; return them as they ended."""
+    """Train the runs that are missing and show their progress; return them as they ended.
+
+    Raises:
+        StudyInterruptedError: A signal came; running runs have saved.
+    """
     jobs: Sequence[Job] = []
     told: dict[int, str] = {}
     columns = (

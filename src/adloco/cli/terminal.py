@@ -86,6 +86,7 @@ def print_whole(
     out; elsewhere all are printed.
 
     Args:
+        rows: The cells of each row, by the name of their column.
         names: The columns that hold names, and not numbers.
         least: The columns that may be left out, in this order.
     """

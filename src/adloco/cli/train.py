@@ -118,19 +118,20 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
                 # The others have ended, so it would wait for them in vain.
                 say(open_console(), f"the run in {begun} is complete")
                 return 0
+    told = ["--notify", arguments.notify] if arguments.notify else []
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
         alerts.about = str(folder)
-        told = ["--notify", arguments.notify] if arguments.notify else []
-        begin = [*words, "--run.folder", str(folder)]
-        again = ["train", "--resume", str(folder), *told]
         if arguments.restart:
             begin = again = words
         elif resumed:
             # The folder's recipe has the old values of the changed settings, so a restart names
             # them again.
-            again += [f"--{name}={value}" for name, value in arguments.settings]
-            again += ["--trust-recipe"] * trust
-            begin = again
+            settings = [f"--{name}={value}" for name, value in arguments.settings]
+            given = [*settings, *["--trust-recipe"] * trust, *told]
+            begin = again = ["train", "--resume", str(folder), *given]
+        else:
+            begin = [*words, "--run.folder", str(folder)]
+            again = ["train", "--resume", str(folder), *told]
         failures = _FailureCount(folder)
         recovery = elastic_room.recovery(recipe, failures.one_more if arguments.restart else None)
         limit = out_of_memory.limit(folder)
@@ -155,7 +156,10 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
 
 
 class _FailureCount:
-    """Counts failures of ranks, so that a run ends of which one fails in each round."""
+    """Counts failures of ranks, so that a run ends of which one fails in each round.
+
+    folder: The run's folder, as this machine sees it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -87,6 +87,9 @@ class _Process:
 
         Returns:
             The exit code; None if the ranks that remain have to meet again.
+
+        Raises:
+            RankFailureError: A rank failed, and the others do not recover.
         """
         regrouping, ending = self.regrouping, self.ending
         recovers = regrouping is not None and regrouping.recovers
@@ -136,7 +139,7 @@ class _Process:
         except (ValueError, OSError) as error:
             if self.regrouping and self.regrouping.quorum.number and not self.joined:
                 self.regrouping.turned_away(error)
-                self.ending.after_failure(error)
+                self.ending.turned_away(error)
             raise
 
     def _open(self, console: Console) -> tuple[TrainingRun, Settings]:

@@ -151,7 +151,10 @@ class Training:
         return 0
 
     def check_times(self, longest: float) -> None:
-        """Say if a checkpoint takes longer than a stop may, or a round than ranks wait."""
+        """Say if a checkpoint takes longer than a stop may, or a round than ranks are waited for.
+
+        longest: Seconds of the longest round.
+        """
         settings, seconds = self.run.recipe.run, self.run.saving.seconds
         if seconds > settings.grace_seconds:
             self._say_once(

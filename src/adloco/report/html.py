@@ -11,7 +11,10 @@ from adloco.whole_file import write_text
 
 
 def write_page(path: Path, template: str, content: Mapping[str, Any]) -> None:
-    """Fill a template with its variables, of which none may be missing, and write it."""
+    """Fill a template and write it.
+
+    content: The template's variables; a missing one is an error.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("adloco.report"),
         autoescape=True,

@@ -13,7 +13,10 @@ WORDS = GOING_ON | {"rewind": "taken back"}
 
 
 def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
-    """Cards with a run's losses at its interruptions; none if it lost nothing."""
+    """Cards with a run's losses at its interruptions; none if it lost nothing.
+
+    seconds: Of training that counts.
+    """
     cost = failure_cost(starts, seconds)
     cards = [
         ("interruptions", f"{cost['interruptions']:,}"),

@@ -54,16 +54,19 @@ Card = tuple[str, str]
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a run, finished or not, from the files in its folder; return its path."""
+    """Write the page of a run, finished or not, from the files in its folder; return its path.
+
+    Raises:
+        ValueError: The run has no finished round.
+    """
     records = Records(folder).read_whole()
     require(bool(records), f"{folder} has no finished round to report; train it first")
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     declared = known_measures(recipe.task.measures, records)
-    files = (folder / ENVIRONMENT, folder / SUMMARY)
-    environment, summary = (read_json(file) if file.exists() else {} for file in files)
+    environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
     starts = read_starts(folder)
     of_options = [table for option in lab_modules("page") for table in option.content(folder)]
-    values, part = list(settings(recipe)), part_used(recipe.run.limits, records[-1])
+    values = list(settings(recipe))
     run_tables = (_merges(records), _changes(records), interruption_table(starts))
     path = folder / PAGE
     write_page(
@@ -74,9 +77,7 @@ def write_report(folder: Path) -> Path:
             "name": recipe.run.name,
             "folder": folder.resolve().name,
             "facts": [_layout(recipe), _origin(environment, starts, records)],
-            "unfinished": f"This run has not finished: {part:.0%} of its budget is used."
-            if part < 1 and not summary
-            else "",
+            "unfinished": "" if summary else _unfinished(recipe, records[-1]),
             "no_success": no_success(records),
             "cards": [
                 run_cards(declared, records),
@@ -108,6 +109,10 @@ def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Pan
     return [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
 
 
+def _read(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}
+
+
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A part of a JSON object; empty if it is missing or something else."""
     part = content.get(name)
@@ -137,6 +142,11 @@ def _origin(
     device = f"{environment['device']}{cores}" if "device" in environment else ""
     took = f"{readable(records[-1]['seconds'], TIMES)} of training"
     return " · ".join(filter(None, [began, version, commit + changed, device, took]))
+
+
+def _unfinished(recipe: Recipe, last: Record) -> str:
+    part = part_used(recipe.run.limits, last)
+    return f"This run has not finished: {part:.0%} of its budget is used." if part < 1 else ""
 
 
 def run_cards(declared: Sequence[Metric], records: Sequence[Record]) -> list[Card]:

@@ -27,7 +27,11 @@ RECIPE = "recipe.toml"
 
 
 def write_plan(plan: Plan, folder: Path) -> Path:
-    """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path."""
+    """Write plan.html, plan.png, plan.json, plan.csv and recipe.toml; return the page's path.
+
+    Raises:
+        ValueError: A setting of the recommended recipe cannot be written as TOML.
+    """
     from adloco.report.pictures import draw  # Late, for matplotlib.
 
     recipe = recipe_text(plan)
@@ -64,15 +68,16 @@ def crossing_text(plan: Plan) -> str:
     if plan.crossing is None:
         return ""
     if math.isinf(plan.crossing):
-        found = "Data-parallel training is slower at every bandwidth"
-    elif plan.crossing == 0:
-        found = "Data-parallel training is about as fast as all others at every bandwidth"
-    else:
-        found = (
-            f"From {readable(plan.crossing, RATES)} on, data-parallel training is about as fast "
+        return f"Data-parallel training is slower at every bandwidth{plan.condition}."
+    if plan.crossing == 0:
+        return (
+            "Data-parallel training is about as fast as all others at every bandwidth"
+            f"{plan.condition}."
         )
-        found += "as all others"
-    return f"{found}{plan.condition}."
+    return (
+        f"From {readable(plan.crossing, RATES)} on, data-parallel training is about as fast as all "
+        f"others{plan.condition}."
+    )
 
 
 def cluster_words(cluster: Cluster) -> str:

@@ -17,7 +17,12 @@ def draw_sweep(
     points: Mapping[str, Flags],
     folder: Path,
 ) -> list[Path]:
-    """Write the pictures, with the point of the grid of each arm, and return their paths."""
+    """Write the pictures and return their paths.
+
+    Args:
+        axes: Axis -> values.
+        points: Arm -> its point of the grid.
+    """
     means = {arm: comparison.spread(comparison.finals[0], arm).mean for arm in comparison.arms}
     # A value whose runs failed is a gap in its line.
     losses = [(dict(points[arm]), math.nan if m is None else m) for arm, m in means.items()]

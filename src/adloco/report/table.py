@@ -37,7 +37,10 @@ class Table:
 def table_of(
     title: str, note: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> Table:
-    """A table of plain values, shown as text; a note stands under its heading."""
+    """A table of plain values, shown as text.
+
+    note: A sentence under the heading; empty for none.
+    """
     cells = [[Cell(str(value)) for value in row] for row in rows]
     return Table(title=title, note=note, columns=list(columns), rows=cells)
 

@@ -71,7 +71,10 @@ class Budget:
         left for it, these as well. So no step takes less than `fewest`, unless the whole budget is
         less.
 
-        per_step: Samples of one inner step over all trainers, as planned.
+        Args:
+            per_step: Samples of one inner step over all trainers, as planned.
+            fewest: Fewest samples that an inner step can take.
+            sync_every: H in force.
         """
         if state.in_round:
             return RoundSize(steps=state.round_steps, per_step=per_step, final=state.final_samples)
@@ -121,8 +124,12 @@ class Budget:
         self, state: RunState, size: RoundSize, before: Mapping[str, int], folder: Path
     ) -> None:
         """Raise ValueError if another limit than before ends the run within the round in progress,
-        which has this size; or, between rounds, where the run stands, because it has no final
+        which keeps its length; or, between rounds, where the run stands, because it has no final
         evaluation.
+
+        Args:
+            size: The next round, or the one in progress.
+            before: The limits so far, by name; 0 means no limit.
         """
         done, end = self._done(state, state.samples, 0), self._after(state, size)
         for name, limit in self.limits.items():

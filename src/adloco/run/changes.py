@@ -54,8 +54,15 @@ class Changed:
 def changed_settings(
     folder: Path, recipe: Recipe, begun: Mapping[str, str], rounds: int
 ) -> list[Changed]:
-    """The recorded settings in which a recipe differs from `begun`, those of the run at the
-    checkpoint to resume from, after so many complete rounds.
+    """The recorded settings that differ from those of the checkpoint to resume from.
+
+    Args:
+        recipe: The recipe with the flags of this resume.
+        begun: Settings of the run at the checkpoint, by section.key.
+        rounds: Complete rounds at the checkpoint.
+
+    Raises:
+        ValueError: A setting that may only grow would take back what the run has left out.
     """
     changes = [
         Changed(round=rounds, setting=name, before=begun[name], after=value)
@@ -82,8 +89,8 @@ def keep_settings(stored: "StoredRun") -> None:
     """Write the settings of this resume that may change into the recipe of the run folder, and the
     changes into its record, without those that no checkpoint has.
     """
-    folder, recipe, begun = stored.folder, stored.recipe, stored.about["recipe"]
-    rounds = stored.algorithm["rounds_done"]
+    folder, recipe = stored.folder, stored.recipe
+    begun, rounds = stored.about["recipe"], stored.algorithm["rounds_done"]
     path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
     budget = [f"run.{name}" for name in recipe.run.limits]
@@ -188,7 +195,13 @@ def with_longer_schedule(
     """The recipe and the settings that the run began with, both with the schedule of a longer run
     if the budget has become longer since the checkpoint.
 
-    about: The run at the checkpoint, where it had trained on so many samples.
+    Args:
+        recipe: The recipe with the flags of this resume.
+        about: The run at the checkpoint.
+        samples: Samples that it had trained on.
+
+    Raises:
+        ValueError: The schedule has fallen and cannot be made longer.
     """
     own = own_limits(folder)
     now, begun = recipe.learning_rate, about["recipe"]
@@ -219,5 +232,8 @@ def with_longer_schedule(
     # The folder may have the schedule of a longer run that was cut off before a checkpoint.
     if now in (planned, schedule(own["tokens"])):
         recipe = replace(recipe, learning_rate=longer)
-    values = zip(SCHEDULE, (longer.total_tokens, longer.warmup_fraction), strict=True)
-    return recipe, {**begun, **{name: str(value) for name, value in values if name in begun}}
+    values = (longer.total_tokens, longer.warmup_fraction)
+    known = {
+        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
+    }
+    return recipe, {**begun, **known}

@@ -85,7 +85,10 @@ def losses_of(records: Iterable[Record]) -> dict[str, float]:
 
 
 def best_name(names: Collection[str], losses: Mapping[str, float]) -> str:
-    """The checkpoint with the lowest of these losses, the first of equals; empty for none."""
+    """The checkpoint with the lowest of these losses, the first of equals; empty if none has one.
+
+    losses: From `losses_of`.
+    """
     return min(losses.keys() & {*names}, key=lambda name: (losses[name], name), default="")
 
 

@@ -36,6 +36,9 @@ def claimed(recipe: Recipe) -> Iterator[Path]:
 
     What a run that was killed before its first checkpoint has left in it is removed, at the
     beginning and at the end.
+
+    Raises:
+        ValueError: The folder is in use, has a run or other files in it, or cannot be made.
     """
     with new_folder(recipe) as folder, locked(folder):
         check_free(recipe)  # Another process may have begun a run before it was locked.
@@ -52,6 +55,9 @@ def new_folder(recipe: Recipe) -> Iterator[Path]:
 
     The names of one recipe, model and text sort by time, which has microseconds. If the folder was
     made here and is empty when the context ends, it is removed.
+
+    Raises:
+        ValueError: The folder has a run or other files in it, or cannot be made.
     """
     check_free(recipe)
     folder = Path(recipe.run.folder or f"{RUNS}/{_name(recipe)}")
@@ -98,13 +104,7 @@ def check_free(recipe: Recipe) -> None:
             "by the next run; give another --run.folder",
         )
     free = not recipe.run.folder or not folder.exists() or _is_empty(folder) or not_begun(folder)
-    require(
-        free,
-        f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
-        f"adloco train --resume {folder} (from Python: adloco.train(resume=...))"
-        if (folder / RECIPE).is_file()
-        else f"--run.folder {str(folder)!r} is neither new nor an empty folder; give one that is",
-    )
+    require(free, _taken(folder))
 
 
 def _is_empty(folder: Path) -> bool:
@@ -135,6 +135,15 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in (f".{RECIPE}", RECIPE, ENVIRONMENT):
             (folder / name).unlink(missing_ok=True)
+
+
+def _taken(folder: Path) -> str:
+    if not (folder / RECIPE).is_file():
+        return f"--run.folder {str(folder)!r} is neither new nor an empty folder; give one that is"
+    return (
+        f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
+        f"adloco train --resume {folder} (from Python: adloco.train(resume=...))"
+    )
 
 
 def run_folder(folder: Path) -> Path:
@@ -178,6 +187,9 @@ def locked(folder: Path) -> Iterator[None]:
 
     The lock's file stays. If it were removed, a process that had opened it before could lock the
     removed file while another one locks a new file of that name, and both would train the run.
+
+    Raises:
+        ValueError: Another process holds it, or the folder has links in it.
     """
     check_links(folder)
     lock = FileLock(folder / LOCK, blocking=False)

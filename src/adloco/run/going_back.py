@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
 from adloco.run.changes import cut_changes
 from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read, round_of
@@ -16,20 +17,23 @@ UNDONE = "undone-"
 
 
 def go_back(folder: Path, round: int) -> list[str]:
-    """Set aside the checkpoints after a round, and cut the run's records there; return the new
-    names of these checkpoints, oldest first.
+    """Set aside the checkpoints after a round, and cut the run's records there.
 
-    Settings that were changed since stay as they are in the recipe; a resume with them records them
-    again.
+    The checkpoints keep their contents under another name. Settings that were changed since stay
+    as they are in the recipe; a resume with them records them anew.
+
+    Returns:
+        The new names of the checkpoints set aside, oldest first.
+
+    Raises:
+        ValueError: The run has no good checkpoint of the round, is at it already, or trains.
     """
     checkpoints = run_folder(folder) / CHECKPOINTS
     with locked(folder):
         target = _target(checkpoints, round)
         newer = [path for path in list_all(checkpoints) if path.name > target.name]
         require(bool(newer), f"the run in {str(folder)!r} is at round {round} already")
-        whole = target in list_checkpoints(checkpoints)
-        for file in target.glob(f"*{CHECKSUMS}"):  # Refused if damaged, or of another save.
-            (need if whole else read)(target, file.name.removesuffix(CHECKSUMS))
+        _check(target)
         for path in newer:
             aside = path.with_name(UNDONE + path.name)
             shutil.rmtree(aside, ignore_errors=True)  # Of an earlier return.
@@ -52,3 +56,10 @@ def _target(checkpoints: Path, round: int) -> Path:
         return of_round(checkpoints, round)  # Which says what there is.
     require(bool(found), f"{checkpoints} has no part of a checkpoint of round {round}")
     return found[-1]
+
+
+def _check(checkpoint: Path) -> None:
+    """Raise ValueError if a part that is here is damaged, or of another save."""
+    whole = (checkpoint / f"{RUN}{CHECKSUMS}").exists()
+    for file in checkpoint.glob(f"*{CHECKSUMS}"):
+        (need if whole else read)(checkpoint, file.name.removesuffix(CHECKSUMS))

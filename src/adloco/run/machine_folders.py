@@ -33,8 +33,9 @@ def in_turn(placement: Placement, act: Callable[[], None]) -> None:
 
 
 def check_machine(folder: Path, recipe: str) -> str:
-    """A sentence if a machine's folder has another run in it than that of rank 0's recipe; empty if
-    it has not.
+    """A sentence that says that a machine's folder has another run in it; empty if it has not.
+
+    recipe: The recipe that rank 0 has written into its folder.
     """
     file = folder / RECIPE
     other = file.is_file() and file.read_text() != recipe

@@ -37,8 +37,11 @@ vendor's data sheets.
 def flops_per_token(model: nn.Module, context: int) -> float | None:
     """FLOPs of training on one token; None if the model's configuration does not say, if it has
     more than matrices (convolutions, or experts of which each token takes some), if layers share
-    their weights or have heads of different widths, or if a sample, which has `context` tokens, is
-    not counted in them.
+    their weights or have heads of different widths, or if a sample is not counted in tokens.
+
+    Args:
+        model: With the `config` of a transformers model.
+        context: Tokens of a sample.
     """
     config: Any = getattr(model, "config", None)
     # transformers raises an error where such a configuration is asked for a width (Gemma 4's).
@@ -78,8 +81,11 @@ def peak_flops(device: torch.device) -> float | None:
 def use_per_token(
     model: nn.Module, context: int, device: torch.device, devices: float
 ) -> float | None:
-    """The share of the peak of so many devices like this one that a token in each second takes;
-    None if not known.
+    """The share of all devices' peak that a token in each second takes; None if not known.
+
+    Args:
+        device: One of the devices, which are alike.
+        devices: Their number.
     """
     flops, peak = flops_per_token(model, context), peak_flops(device)
     return None if flops is None or peak is None else flops / (devices * peak)

@@ -1,7 +1,6 @@
 """Overview of a folder's runs, read from their files without opening a checkpoint."""
 
 import tomllib
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,22 +48,29 @@ def _overview(folder: Path) -> RunOverview:
         settings = dict(tomllib.loads((folder / RECIPE).read_bytes().decode("utf-8"))["run"])
     except (ValueError, LookupError, TypeError, RecursionError):
         settings, damaged = {}, True
-    interruptions = None
-    with suppress(ValueError, OSError):
-        interruptions = sum(start.interrupted for start in read_starts(folder))
     grown = folder / METRICS if records else folder / RECIPE
     found = {name: settings.get(name, 0) for name in RunSettings().limits}
     limits = {name: limit for name, limit in found.items() if isinstance(limit, int)}
-    state = (
-        "finished" if (folder / SUMMARY).is_file() else f"stopped at {part_used(limits, last):.0%}"
-    )
     return RunOverview(
         folder=folder,
         recipe=str(settings.get("name", "?")),
-        state="damaged" if damaged else "running" if is_locked(folder) else state,
+        state="damaged" if damaged else _state(folder, part_used(limits, last)),
         tokens=int(last.get("tokens", 0)),
         loss=losses[-1] if losses and ended_finite(records) else None,
         bytes_communicated=int(last.get("bytes_communicated", 0)),
-        interruptions=interruptions,
+        interruptions=_interruptions(folder),
         changed=grown.stat().st_mtime,
     )
+
+
+def _interruptions(folder: Path) -> int | None:
+    try:
+        return sum(start.interrupted for start in read_starts(folder))
+    except (ValueError, OSError):
+        return None
+
+
+def _state(folder: Path, part: float) -> str:
+    if is_locked(folder):
+        return "running"
+    return "finished" if (folder / SUMMARY).is_file() else f"stopped at {part:.0%}"

@@ -34,6 +34,9 @@ def builder_of(problem: Problem, recipe: Recipe, stored: Path | None) -> Problem
     """The builder of the problem's model.
 
     stored: Folder of the run to resume or to load; None for a new run.
+
+    Raises:
+        ValueError: The run is not one of a problem, or its model has other parameters.
     """
     require(
         isinstance(recipe.task, ProblemTaskSettings),

@@ -34,7 +34,12 @@ class DamagedCheckpointError(ValueError):
 def write_part(checkpoint: Path, name: str, state: Any) -> None:
     """Write a part of a checkpoint. When it returns, the part is on disk, also after a power cut.
 
-    state: The part's content, with contiguous tensors on the CPU.
+    Args:
+        checkpoint: The checkpoint's folder, which exists.
+        state: The part's content, with contiguous tensors on the CPU.
+
+    Raises:
+        OSError: It cannot be written.
     """
     files = [f"{name}{end}" for end in (STATE, TENSORS)]
     plain, tensors = split_state(state)

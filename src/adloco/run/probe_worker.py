@@ -169,10 +169,17 @@ def measure_throughput(
     on_micro_batch: Callable[[int], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Throughput:
-    """Measure the steps of one island on the run's data, with these micro-batches in samples of
-    each rank; `on_micro_batch` is told each before it is measured.
+    """Measure the steps of one island on the run's data.
 
     Every rank trains. If they have several islands, the figures are those of the first.
+
+    Args:
+        micro_batches: The sizes to measure, in samples of each rank.
+        on_micro_batch: Called with each size before it is measured.
+        clock: As in `ProbeWorker`.
+
+    Raises:
+        ValueError: A size does not fit in memory, or there is too little data.
     """
     worker, placement = ProbeWorker(opened, opened.train_source(), clock), opened.placement
     step_seconds, of_two_passes = {}, list[float]()

@@ -68,6 +68,7 @@ def load_newest_good(
 
     Raises:
         LostPartsError: No checkpoint is good.
+        ValueError: Another version wrote it.
     """
     on_disk = set[str]().union(*placement.all_values([path.name for path in list_all(folder)]))
     names = sorted(on_disk.union(*placement.all_values(list(copies))), reverse=True)

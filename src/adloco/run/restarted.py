@@ -14,7 +14,11 @@ from adloco.run.stored import changeable, deciding_settings, resumed_recipe
 
 
 def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
-    """`run.folder`, if a run of this recipe has begun there; None if none has."""
+    """`run.folder`, if a run of this recipe has begun there; None if none has.
+
+    Raises:
+        ValueError: `run.folder` is not set, or has a run of another recipe.
+    """
     folder = Path(recipe.run.folder)
     require(
         bool(recipe.run.folder),
@@ -39,8 +43,13 @@ def begun_run(recipe: Recipe, *, trust_recipe: bool = False) -> Path | None:
 
 
 def kept_values(recipe: Recipe, file: Mapping[str, Mapping[str, Any]], own: Recipe) -> str:
-    """A sentence that names the values of a recipe's file, by section and key, that a run that is
-    restarted with `own` does not take over; empty if there are none.
+    """A sentence that names the values of a recipe's file that a restarted run does not take over;
+    empty if there are none.
+
+    Args:
+        recipe: The recipe with the settings of the line.
+        file: The values of its file, by section and key.
+        own: The recipe with which the run resumes.
     """
     given, values = named_settings(recipe), named_settings(own)
     named = {f"{section}.{key}" for section, keys in file.items() for key in keys}

@@ -143,7 +143,10 @@ def summarise(
 ) -> dict[str, Any]:
     """Contents of summary.json.
 
-    trainer: Whose measures to take; None for those of the best trainer in each round.
+    Args:
+        num_parameters: Of the model, as far as they are trained.
+        recipe: Name of the recipe.
+        trainer: Whose measures to take; None for those of the best trainer in each round.
     """
     summary: dict[str, Any] = {}
     alike = of_newest_text(records)

@@ -83,11 +83,7 @@ def prepare_run(
         notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
         if problem:
             notices.append(unread_streams(problem.data.num_streams, recipe))
-        if placement.shards > 1 and (reason := opened.builder.stored.only_whole):
-            notices.append(
-                f"the weights of model.name {opened.builder.weights!r} are read whole on each rank "
-                f"before they are sharded: {reason}"
-            )
+        notices.append(read_whole(opened.builder, placement))
         if not recipe.data.streaming:
             task = opened.task
             notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
@@ -148,8 +144,11 @@ def build_algorithm(parts: Opened) -> AdLoCo:
 
 
 def place_workers(recipe: Recipe) -> Placement:
-    """Place the run's workers on the ranks; ValueError if these differ in what must be equal, or if
-    the workers cannot be spread over them.
+    """Place the run's workers on the ranks.
+
+    Raises:
+        ValueError: The ranks differ in settings, kind of device or code, or the workers cannot be
+            spread over them.
     """
     shape = recipe.placement
     device = choose_device(recipe.run.device)
@@ -175,6 +174,9 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     islands with texts of their own, each rank opens those whose workers it has.
 
     stored: The run to resume, whose tokenizer is used; None for a new run.
+
+    Raises:
+        ValueError: The data does not fit the settings, or the text differs between ranks.
     """
     method, islands = recipe.method, len(recipe.data.islands)
     workers = placement.local(method.living_workers)
@@ -210,8 +212,13 @@ def model_builder(
 ) -> Builder:
     """The builder of the run's model.
 
-    stored: The run to resume; None for a new run. A resumed run takes the configuration from its
-        folder and no trained weights, because its checkpoint has them.
+    Args:
+        task: The opened task, which completes the model's configuration.
+        stored: The run to resume; None for a new run. A resumed run takes the configuration from
+            its folder and no trained weights, because its checkpoint has them.
+
+    Raises:
+        ValueError: The model does not fit the task, or its weights differ between ranks.
     """
     build, ids = recipe.model.builder, task.tokenizer.vocab_size
     config = build.load_config(stored.folder / MODEL) if stored else recipe.model.config(ids)
@@ -242,6 +249,19 @@ def model_builder(
         "the same",
     )
     return builder
+
+
+def read_whole(builder: Builder, placement: Placement) -> str:
+    """A notice that every rank reads the trained weights whole before it shards them; empty if it
+    does not.
+    """
+    reason = builder.stored.only_whole if placement.shards > 1 else ""
+    return (
+        f"the weights of model.name {builder.weights!r} are read whole on each rank before they "
+        f"are sharded: {reason}"
+        if reason
+        else ""
+    )
 
 
 def check_memory(recipe: Recipe, builder: Builder, placement: Placement) -> None:

@@ -100,8 +100,15 @@ class Starts:
         self._kind: Kind = "resume"
 
     def resume(self, at: Point, newest: Record, kind: Kind = "resume") -> None:
-        """Read what was recorded, before records are cut; `begin` records the start, of this kind,
-        from the checkpoint at `at`.
+        """Read what was recorded, before records are cut; `begin` records the start.
+
+        Args:
+            at: The checkpoint from which training continues.
+            newest: The newest line of metrics.jsonl; empty without one.
+            kind: What `begin` records.
+
+        Raises:
+            ValueError: A line is damaged.
         """
         self._kind = kind
         self.lines = read_starts(self._folder)
@@ -125,6 +132,9 @@ class Starts:
         Args:
             at: Where training continues. The run's clock must continue from `at.seconds`.
             reached: How far the run had come before, with what is trained again from `at` on.
+
+        Raises:
+            ValueError: A line of the file is damaged.
         """
         if not self.writes:
             return
@@ -143,10 +153,11 @@ class Starts:
 
 
 def failure_cost(starts: Sequence[Start], seconds: float) -> dict[str, Any]:
-    """Work that a run whose clock shows so many seconds has repeated and lost at its interruptions,
-    by the names in summary.json.
+    """Work that a run has repeated and lost at its interruptions, by the names in summary.json.
 
     `goodput` is the part of the time, without pauses, that was training which counts: from 0 to 1.
+
+    seconds: The run's clock.
     """
     lost = sum(start.seconds_lost for start in starts)
     return {
@@ -165,7 +176,12 @@ def read_starts(folder: Path) -> list[Start]:
 def start_after(
     before: Sequence[Start], kind: Kind, at: Point, reached: Point, now: float
 ) -> Start:
-    """A start or stop, with what was lost since the line before it; see `Starts.add`."""
+    """A start or stop, with what was lost since the line before it.
+
+    Args:
+        at, reached: As in `Starts.add`.
+        now: Seconds since 1970.
+    """
     here = Start(kind=kind, time=round(now, 3), **asdict(at))
     if kind not in ("resume", "regroup", "rewind"):
         return here

@@ -76,9 +76,14 @@ def read_run(
         round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
             lowest validation loss.
         trust_recipe: As in `resumed_recipe`.
+
+    Raises:
+        ValueError: A part is missing or damaged, comes from another program or version, or was
+            changed since the run began.
     """
     recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
-    kept, records = folder / CHECKPOINTS, Records(folder)
+    kept = folder / CHECKPOINTS
+    records = Records(folder)
     if round == "best":
         chosen = checkpoint.best(kept, records.read_whole())
     else:
@@ -93,15 +98,20 @@ def recovered_run(
 ) -> tuple[StoredRun, Recovered]:
     """The run in a folder at its newest good checkpoint, with its parts. Called on all ranks.
 
-    copies: As in `load_newest_good`.
+    Args:
+        recipe: From `resumed_recipe`.
+        copies: As in `load_newest_good`.
+
+    Raises:
+        ValueError: A file of the run was changed or is damaged, or no checkpoint is good.
     """
     if placement.is_rank_zero:
         check_records(folder)  # Before training, and before a file is changed.
     living = recipe.method.living_workers
     found = load_newest_good(folder / CHECKPOINTS, placement, living, copies)
     stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
-    records, digests = Records(folder), stored.about["records"]
-    rounds = stored.algorithm["rounds_done"]
+    records = Records(folder)
+    digests, rounds = stored.about["records"], stored.algorithm["rounds_done"]
     fetch_records(records, digests, rounds, placement)
     if placement.is_rank_zero:
         records.check_unchanged(digests, rounds)
@@ -109,9 +119,14 @@ def recovered_run(
 
 
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
-    """The run in a folder at a checkpoint; ValueError if its recipe or a file of it was changed.
+    """The run in a folder at a checkpoint.
 
-    state: The checkpoint's part `run`.
+    Args:
+        recipe: From `resumed_recipe`.
+        state: The checkpoint's part `run`.
+
+    Raises:
+        ValueError: The recipe was changed, or a file of the run.
     """
     algorithm = state["algorithm"]
     samples = algorithm["samples"]
@@ -173,6 +188,10 @@ def resumed_recipe(
     Args:
         flags: (section.key, value) of settings to change.
         trust_recipe: True if the recipe may name code that the run did not begin with.
+
+    Raises:
+        ValueError: One of them may not change, the recipe does not fit this version, or it names
+            such code.
     """
     for name, _ in flags:
         require(
@@ -208,7 +227,10 @@ def resumed_recipe(
 
 
 def check_code(folder: Path, advice: str = "leave this run out") -> None:
-    """Raise ValueError if the recipe names code that the run in this folder did not begin with."""
+    """Raise ValueError if the recipe names code that the run in this folder did not begin with.
+
+    advice: What to do if that code is wanted.
+    """
     named = code_named(read_values(str(folder / RECIPE)))
     begun = _code_as_begun(folder) if named else {}
     other = [f"{name} = {text!r}" for name, text in named.items() if begun.get(name) != text]
@@ -252,9 +274,11 @@ def check_written_records(folder: Path) -> list[str]:
 
     A report needs no checkpoint, so one that cannot be read does not count.
     """
-    saved, state = checkpoint.list_checkpoints(folder / CHECKPOINTS), None
-    with suppress(ValueError):
+    try:
+        saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
         state = checkpoint.read(saved[-1], RUN, with_tensors=False) if saved else None
+    except ValueError:
+        return []
     if not state:
         return []
     records, rounds = Records(folder), state["algorithm"]["rounds_done"]

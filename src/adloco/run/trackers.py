@@ -24,14 +24,16 @@ TENSORBOARD = "tensorboard"
 
 
 class Trackers:
-    """The trackers of a run, by the names of `run.trackers`; one that fails is left out."""
+    """The trackers of a run; one that fails is left out.
+
+    names: See `run.trackers`.
+
+    Raises:
+        ValueError: One of them is not installed.
+    """
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
-        installed = set[str]()
-        if names and find_spec("accelerate"):
-            from accelerate.tracking import get_available_trackers
-
-            installed = {str(tracker) for tracker in get_available_trackers()}
+        installed = _installed() if names else set()
         self._names = (
             [TENSORBOARD] * (TENSORBOARD in installed) if list(names) == ["auto"] else list(names)
         )
@@ -48,7 +50,9 @@ class Trackers:
     def following(self, settings: Mapping[str, Any], tokens: int) -> Iterator[None]:
         """Open the trackers with the run's settings, and close them when the context ends.
 
-        tokens: Tokens trained on so far; more than 0 when a run is resumed.
+        Args:
+            settings: Every setting by `section.key`.
+            tokens: Tokens trained on so far; more than 0 when a run is resumed.
         """
         plain = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)
@@ -124,3 +128,11 @@ def flat(record: Record) -> dict[str, Any]:
         for key, value in row.items()
         if not isinstance(value, (list, dict))
     }
+
+
+def _installed() -> set[str]:
+    if find_spec("accelerate") is None:
+        return set()
+    from accelerate.tracking import get_available_trackers
+
+    return {str(tracker) for tracker in get_available_trackers()}

@@ -68,6 +68,10 @@ def load_trained(
         round: As in `read_run`.
         problem: The problem of a run from Python, which has its model; None for other runs.
         trust_recipe: As in `resumed_recipe`.
+
+    Raises:
+        ValueError: There is no such trainer (any more) or no such checkpoint, or the folder cannot
+            be read.
     """
     stored = read_run(folder, round, trust_recipe=trust_recipe)
     trainers = workers_of(stored.algorithm)
@@ -134,6 +138,9 @@ def evaluate(
 
     Returns:
         Each measure by name, and the number of tokens or texts that it averages over.
+
+    Raises:
+        ValueError: The data cannot be evaluated, or is not counted in windows.
     """
     stored, recipe = trained.stored, trained.stored.recipe
     evaluation = recipe.evaluation
@@ -164,10 +171,14 @@ def continued(
 
     Args:
         prompt: The text; empty: the model begins one.
+        max_tokens: Most tokens to add.
         temperature: Divides the logits; 0 takes the most likely token each time.
 
     Yields:
         The prompt as the tokenizer gives it back, then each piece of text that follows.
+
+    Raises:
+        ValueError: The run trains another task, or a number is out of range.
     """
     recipe, tokenizer = trained.stored.recipe, trained.stored.tokenizer
     max_tokens, seed = _whole("tokens", max_tokens), _whole("seed", seed)
@@ -218,9 +229,13 @@ def _best_trainer(folder: Path, rounds: int, living: list[int]) -> int:
     """The trainer with the lowest loss in the latest evaluation, within these rounds, of any that
     are left.
     """
-    records = reversed(Records(folder).read_whole())
-    found = (_lowest(record, living) for record in records if record["round"] <= rounds)
-    return next((best for best in found if best is not None), living[0])
+    for record in reversed(Records(folder).read_whole()):
+        if record["round"] > rounds:
+            continue
+        best = _lowest(record, living)
+        if best is not None:
+            return best
+    return living[0]
 
 
 def _lowest(record: Record, among: Collection[int]) -> int | None:

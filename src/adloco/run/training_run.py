@@ -198,6 +198,9 @@ class TrainingRun:
             problem: As in `create`.
             copies: As in `create`; what it has kept is used where no checkpoint is newer.
             trust_recipe: As in `resumed_recipe`.
+
+        Raises:
+            ValueError: The folder is in use or has no good checkpoint, or the settings cannot work.
         """
         check_links(folder)
         fetch_folder(folder)

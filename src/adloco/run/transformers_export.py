@@ -44,6 +44,10 @@ def export(
 
     Returns:
         A sentence about the tokenizer if AutoTokenizer does not load it as it is, empty if it does.
+
+    Raises:
+        ValueError: The folder exists already, transformers cannot load such a model, or the labels
+            are not one different name for each class.
     """
     source = trained.stored.recipe.model
     require(

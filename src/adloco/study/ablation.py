@@ -63,8 +63,15 @@ def own_mechanisms(recipe: Recipe) -> list[str]:
 
 
 def ablated_arms(recipe: Recipe, names: Sequence[str]) -> dict[str, Flags]:
-    """The arms of an ablation, with the settings that make each from the recipe: it as it is,
-    without each of these mechanisms, and without all.
+    """The arms of an ablation: the recipe, the recipe without each mechanism, and without all.
+
+    names: Mechanisms to leave out, of `MECHANISMS`.
+
+    Returns:
+        Arm -> settings that make it from the recipe.
+
+    Raises:
+        ValueError: A mechanism is unknown, stands twice, or is not part of the recipe.
     """
     known = ", ".join(MECHANISMS)
     for name in names:

@@ -100,7 +100,11 @@ class StudyRun:
 
 
 def parse_arm(text: str) -> tuple[str, str, Flags]:
-    """The name, recipe and settings of an arm, from [NAME=]RECIPE[@"--section.key VALUE ..."]."""
+    """The name, recipe and settings of an arm, from [NAME=]RECIPE[@"--section.key VALUE ..."].
+
+    Raises:
+        ValueError: The words behind the @ are not settings.
+    """
     head, _, tail = text.partition("@")
     name, equals, recipe = head.rpartition("=")
     try:
@@ -130,6 +134,9 @@ def plan_runs(
         common: Settings of all arms; an arm's own are stronger.
         num_seeds: Runs of each recipe: run.seed, run.seed + 1, ...
         folder: The study's folder, in which new runs are trained.
+
+    Raises:
+        ValueError: An arm is no recipe and no finished run, stands twice, or has bad settings.
     """
     require(num_seeds >= 1, f"--seeds must be >= 1, got {num_seeds}")
     runs: list[StudyRun] = []
@@ -177,6 +184,7 @@ def planned_run(
     same run is found again, and never taken for another.
 
     Args:
+        recipe: A file, or the name of a shipped recipe.
         common: Settings of all arms.
         changes: The arm's own settings, which are stronger. If they choose another class, for
             instance another batch.rule, the common settings that it lacks are left out.

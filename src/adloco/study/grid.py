@@ -9,7 +9,16 @@ from adloco.study.arms import Flags
 
 
 def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]], Flags]:
-    """The values of each setting that has several, which is an axis; and the settings with one."""
+    """Separate lists from single values.
+
+    settings: (section.key, value); a key with several values is an axis.
+
+    Returns:
+        Axis -> values, and the settings with one value.
+
+    Raises:
+        ValueError: No setting has several values, or an axis has a value twice.
+    """
     given: dict[str, list[str]] = {}
     for name, value in settings:
         given.setdefault(name, []).append(value)
