@@ -3,6 +3,7 @@ traceback.
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -213,22 +214,8 @@ def test_a_text_shorter_than_a_window(
     """
     text = tmp_path / "tiny.txt"
     text.write_text("x" * 100)
-    assert (
-        main(
-            [
-                "train",
-                "single",
-                *small,
-                "--data.tokenizer",
-                "bytes",
-                "--data.context_tokens",
-                "64",
-                "--data.path",
-                str(text),
-            ]
-        )
-        == 2
-    )
+    words = shlex.split("--data.tokenizer bytes --data.context_tokens 64")
+    assert main(["train", "single", *small, *words, "--data.path", str(text)]) == 2
     message = capsys.readouterr().err
     assert (
         "is too short for one window of 64 tokens: a window takes 65, and there are 6 to "
@@ -465,10 +452,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
         "train",
         "diloco",
         *small,
-        "--run.tokens",
-        "100000000",
-        "--method.sync_every",
-        "2000",
+        *shlex.split("--run.tokens 100000000 --method.sync_every 2000"),
     ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_steps(1)

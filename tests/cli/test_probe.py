@@ -5,6 +5,7 @@ ranks. With --throughput, the speed of an island gets into a cluster's descripti
 import ctypes
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -36,17 +37,8 @@ def give_back() -> None:
 def test_a_larger_budget_fits_more(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [
-        *NANO,
-        "--data.path",
-        str(corpus),
-        "--data.cache",
-        str(tmp_path),
-        "--batch.maximum",
-        "128",
-        "--data.context_tokens",
-        "64",
-    ]
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path)]
+    flags += shlex.split("--batch.maximum 128 --data.context_tokens 64")
     found = []
     for more in (1.2, 0.2):  # The larger one first, with which come the libraries.
         give_back()
@@ -63,30 +55,13 @@ def test_ranks_agree_and_training_takes_it(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The ranks are two shards of one worker."""
-    flags = [
-        *NANO,
-        "--data.path",
-        str(corpus),
-        "--data.cache",
-        str(tmp_path),
-        "--memory.gib",
-        "1.2",
-        "--batch.maximum",
-        "16",
-    ]
+    flags = [*NANO, "--data.path", str(corpus), "--data.cache", str(tmp_path)]
+    flags += shlex.split("--memory.gib 1.2 --batch.maximum 16")
     assert main(["probe", "fsdp-norm", *flags, "--ranks", "2"]) == 0
     assert 1 <= answer(capfd.readouterr().out) <= 16
     run = tmp_path / "run"
-    more = [
-        "--switch.max_micro_batch",
-        "auto",
-        "--run.folder",
-        str(run),
-        "--run.tokens",
-        "5000",
-        "--ranks",
-        "2",
-    ]
+    more = shlex.split("--switch.max_micro_batch auto --run.tokens 5000 --ranks 2")
+    more += ["--run.folder", str(run)]
     assert main(["train", "fsdp-norm", *flags, *more]) == 0
     assert re.search(r"max_micro_batch = \d+\n", (run / "recipe.toml").read_text())
     peaks = [
@@ -117,22 +92,9 @@ def test_ranks_agree_and_training_takes_it(
 def test_refusals(
     flags: list[str], message: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "train",
-                "single",
-                "--data.path",
-                str(corpus),
-                "--data.cache",
-                str(tmp_path),
-                "--switch.max_micro_batch",
-                "auto",
-                *flags,
-            ]
-        )
-        == 2
-    )
+    words = ["--data.path", str(corpus), "--data.cache", str(tmp_path)]
+    words += ["--switch.max_micro_batch", "auto"]
+    assert main(["train", "single", *words, *flags]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 

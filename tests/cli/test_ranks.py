@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -34,25 +35,13 @@ TORCHRUN = [
     sys.executable,
     "-m",
     "torch.distributed.run",
-    "--nproc-per-node",
-    "2",
-    "--master-port",
-    "0",
-    "--rdzv-backend",
-    "c10d",
-    "--rdzv-endpoint",
-    "127.0.0.1:0",
+    *shlex.split(
+        "--nproc-per-node 2 --master-port 0 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0"
+    ),
 ]
 PLAIN = ["--wire.format", "fp32"]
 """Shards of small matrices are not whole blocks of another format."""
-WARMUP = [
-    "--batch.rule",
-    "warmup",
-    "--batch.batches",
-    "[16,24]",
-    "--batch.after_samples",
-    "[100,300]",
-]
+WARMUP = shlex.split("--batch.rule warmup --batch.batches [16,24] --batch.after_samples [100,300]")
 FLAGS = ["--method.num_trainers", "3", "--merge.first_round", "2", "--merge.every", "2"]
 FLAGS += ["--run.rounds", "5"]
 
@@ -168,20 +157,8 @@ def test_recipes_on_islands(
     assert (mine[-1]["bytes_communicated"] > 0) == (recipe == "diloco")
     assert main(["evaluate", str(folder)]) == 0
     # On other ranks than the recipe names; the budget is spent, so nothing is trained.
-    assert (
-        main(
-            [
-                "train",
-                "--resume",
-                str(folder),
-                "--placement.shard_size",
-                "1",
-                "--placement.replica_size",
-                "1",
-            ]
-        )
-        == 0
-    )
+    words = shlex.split("--placement.shard_size 1 --placement.replica_size 1")
+    assert main(["train", "--resume", str(folder), *words]) == 0
 
 
 def begin(words: list[str], stop_after: int) -> None:
@@ -264,12 +241,7 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
         "train",
         "diloco",
         *small,
-        "--run.tokens",
-        "100000000",
-        "--method.sync_every",
-        "2000",
-        "--ranks",
-        "2",
+        *shlex.split("--run.tokens 100000000 --method.sync_every 2000 --ranks 2"),
     ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_steps(2)
@@ -287,20 +259,10 @@ def test_ctrl_c_on_ranks_saves_and_leaves_no_orphan(
     assert all(worker.inner_step > 0 for worker in resumed.algorithm.workers.values())
 
 
-TRAVELLING = [
-    "--streaming.fragments",
-    "2",
-    "--streaming.tau",
-    "19",
-    "--wire.format",
-    "int1",
-    "--method.sync_every",
-    "40",
-    "--run.tokens",
-    "60000",
-    "--run.checkpoint_every",
-    "2",
-]
+TRAVELLING = shlex.split(
+    "--streaming.fragments 2 --streaming.tau 19 --wire.format int1 "
+    "--method.sync_every 40 --run.tokens 60000 --run.checkpoint_every 2"
+)
 """A transfer is in flight for 19 of 20 steps."""
 
 
@@ -402,10 +364,7 @@ def test_a_polite_kill_of_torchrun_saves(
         "train",
         "ddp",
         *small,
-        "--run.tokens",
-        "100000000",
-        "--method.sync_every",
-        "2000",
+        *shlex.split("--run.tokens 100000000 --method.sync_every 2000"),
     ]
     process = subprocess.Popen(
         words,
@@ -428,18 +387,10 @@ def test_a_polite_kill_of_torchrun_saves(
 def test_a_rank_that_fails_stops_the_others_with_one_message(
     small: list[str], train: Train
 ) -> None:
-    explosive = [
-        "--inner.optimizer",
-        "sgd",
-        "--inner.lr",
-        "1e6",
-        "--inner.momentum",
-        "0",
-        "--method.max_grad_norm",
-        "0",
-        "--learning_rate.shape",
-        "constant",
-    ]
+    explosive = shlex.split(
+        "--inner.optimizer sgd --inner.lr 1e6 --inner.momentum 0 "
+        "--method.max_grad_norm 0 --learning_rate.shape constant"
+    )
     done = train(
         ["diloco", *small, *explosive, "--learning_rate.warmup_fraction", "0", "--ranks", "2"]
     )

@@ -4,6 +4,7 @@ with a torchrun of its own.
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -66,36 +67,17 @@ def sent(host: str) -> int:
 @pytest.mark.nightly
 def test_two_machines_of_two_ranks(hosts: None, small: list[str], tmp_path: Path) -> None:
     """Each machine is an island of two shards; only what islands exchange crosses the cable."""
-    words = [
-        "-m",
-        "adloco",
-        "train",
-        "diloco",
-        *small,
-        "--placement.shard_size",
-        "2",
-        "--model.hidden_size",
-        "96",
-    ]
+    words = ["-m", "adloco", "train", "diloco", *small]
+    words += shlex.split("--placement.shard_size 2 --model.hidden_size 96")
     # In few bits, headers would outweigh what is sent.
     words += ["--run.checkpoint_every", "1000", "--wire.format", "fp32"]
     machines = []
     for host, address in HOSTS.items():
         first = "true" if host == "adloco-a" else "false"
-        launcher = [
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "2",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "10.77.0.1:29400",
-            "--rdzv-conf",
-            f"is_host={first}",
-            "--local-addr",
-            address,
-        ]
+        launcher = shlex.split(
+            "--nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 "
+            f"--rdzv-conf is_host={first} --local-addr {address}"
+        )
         command = [
             "ip",
             "netns",

@@ -3,6 +3,7 @@
 import io
 import itertools
 import re
+import shlex
 import sys
 import types
 from dataclasses import replace
@@ -32,17 +33,10 @@ from adloco.run.training_run import TrainingRun
 
 @pytest.fixture
 def run(small: list[str]) -> TrainingRun:
-    words = [
-        "--run.tokens",
-        "16000",
-        "--batch.initial",
-        "8",
-        "--batch.minimum",
-        "8",
-        "--switch.multiplier",
-        "2",
-    ]
-    words += ["--merge.first_round", "2", "--wire.format", "int4"]
+    words = shlex.split(
+        "--run.tokens 16000 --batch.initial 8 --batch.minimum 8 --switch.multiplier 2 "
+        "--merge.first_round 2 --wire.format int4"
+    )
     settings, _ = take_settings([*small, *words])
     return TrainingRun.create(build_recipe(override(read_values("adloco"), settings)))
 

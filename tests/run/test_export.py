@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,7 @@ def test_a_type_whose_tokenizer_transformers_does_not_load_as_saved(
     (tmp_path / "text").write_text("and in 2024 it was 2024 again, " * 200)
     sizes = "hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, "
     sizes += "num_key_value_heads = 2, intermediate_size = 64"
-    qwen = [
-        "--model.source",
-        "transformers",
-        "--model.name",
-        "qwen2",
-        "--model.pretrained",
-        "false",
-    ]
+    qwen = shlex.split("--model.source transformers --model.name qwen2 --model.pretrained false")
     qwen += ["--model.overrides", f"{{ {sizes} }}", "--data.tokenizer", name]
     own = dict(zip(small[::2], small[1::2], strict=True))
     words = [word for pair in own.items() if not pair[0].startswith("--model.") for word in pair]
@@ -143,45 +137,15 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = "
         "64, max_position_embeddings = 32 }"
     )
-    assert (
-        main(
-            [
-                "train",
-                "single",
-                "--task.kind",
-                "classification",
-                "--model.source",
-                "transformers",
-                "--model.name",
-                "bert",
-                "--model.pretrained",
-                "false",
-                "--model.overrides",
-                sizes,
-                "--data.path",
-                str(tmp_path / "rows.jsonl"),
-                "--data.context_tokens",
-                "16",
-                "--data.cache",
-                str(tmp_path / "cache"),
-                "--data.validation_samples",
-                "20",
-                "--task.evaluation_per_class",
-                "10",
-                "--run.tokens",
-                "8000",
-                "--inner.optimizer",
-                "adamw",
-                "--inner.lr",
-                "5e-3",
-                "--run.trackers",
-                "none",
-                "--run.folder",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 0
+    words = shlex.split(
+        "--task.kind classification --model.source transformers --model.name bert "
+        "--model.pretrained false --data.context_tokens 16 --data.validation_samples 20 "
+        "--task.evaluation_per_class 10 --run.tokens 8000 --inner.optimizer adamw "
+        "--inner.lr 5e-3 --run.trackers none"
     )
+    words += ["--model.overrides", sizes, "--data.path", str(tmp_path / "rows.jsonl")]
+    words += ["--data.cache", str(tmp_path / "cache"), "--run.folder", str(tmp_path / "run")]
+    assert main(["train", "single", *words]) == 0
     export = ["export", str(tmp_path / "run"), "--to", str(tmp_path / "exported")]
     assert main([*export, "--labels", "bad,good,fair"]) == 2
     assert "--labels must be 2 different names, one for each class, got 'bad,good,fair'" in (

@@ -4,6 +4,7 @@ import gc
 import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -195,56 +196,22 @@ def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_p
             "--batch.after_samples",
             "[100, 300]",
         ],
-        [
-            "--merge.policy",
-            "largest-with-smallest",
-            "--merge.streams",
-            "balance",
-            "--learning_rate.shape",
-            "wsd",
-        ],
-        [
-            "--merge.policy",
-            "none",
-            "--inner.optimizer",
-            "sgd",
-            "--learning_rate.shape",
-            "constant",
-        ],
-        [
-            "--inner.optimizer",
-            "muon",
-            "--learning_rate.coupling",
-            "sqrt",
-            "--outer.optimizer",
-            "Adam",
-            "--outer.lr",
-            "0.001",
-            "--outer.options",
-            "{}",
-        ],
-        [
-            "--merge.parameters",
-            "uniform",
-            "--merge.inner_state",
-            "mean",
-            "--merge.outer_momentum",
-            "reset",
-            "--merge.requested_batch",
-            "sum",
-        ],
-        [
-            "--model.tie_embeddings",
-            "true",
-            "--model.num_kv_heads",
-            "1",
-            "--switch.mode",
-            "always",
-            "--batch.grow_only",
-            "true",
-            "--run.precision",
-            "bf16",
-        ],
+        shlex.split(
+            "--merge.policy largest-with-smallest --merge.streams balance --learning_rate.shape wsd"
+        ),
+        shlex.split("--merge.policy none --inner.optimizer sgd --learning_rate.shape constant"),
+        shlex.split(
+            "--inner.optimizer muon --learning_rate.coupling sqrt --outer.optimizer Adam "
+            "--outer.lr 0.001 --outer.options {}"
+        ),
+        shlex.split(
+            "--merge.parameters uniform --merge.inner_state mean "
+            "--merge.outer_momentum reset --merge.requested_batch sum"
+        ),
+        shlex.split(
+            "--model.tie_embeddings true --model.num_kv_heads 1 --switch.mode always "
+            "--batch.grow_only true --run.precision bf16"
+        ),
     ],
     ids=["warmup", "largest-with-smallest", "sgd", "muon", "fates", "tied"],
 )
@@ -258,41 +225,14 @@ def test_choices_of_a_recipe_run_and_learn(
 
 @needs_shared_data
 def test_a_text_file_trains(small: list[str], tmp_path: Path) -> None:
-    assert (
-        main(
-            [
-                "train",
-                "diloco",
-                *small,
-                "--data.path",
-                str(SHAKESPEARE),
-                "--data.validation_fraction",
-                "0.1",
-            ]
-        )
-        == 0
-    )
+    words = ["--data.path", str(SHAKESPEARE), "--data.validation_fraction", "0.1"]
+    assert main(["train", "diloco", *small, *words]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"] < 4.5
 
 
 def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path: Path) -> None:
-    assert (
-        main(
-            [
-                "train",
-                "adloco",
-                *small,
-                *MERGING,
-                "--batch.eta",
-                "0.2",
-                "--batch.maximum",
-                "64",
-                "--run.tokens",
-                "40000",
-            ]
-        )
-        == 0
-    )
+    words = shlex.split("--batch.eta 0.2 --batch.maximum 64 --run.tokens 40000")
+    assert main(["train", "adloco", *small, *MERGING, *words]) == 0
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     merged = [line for line in metrics if line["merges"]]
     assert len(merged) == 1
@@ -305,18 +245,10 @@ def test_merges_accumulation_and_traffic_are_recorded(small: list[str], tmp_path
 
 
 def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_path: Path) -> None:
-    fragments = [
-        "--wire.format",
-        "int4",
-        "--wire.feedback",
-        "params",
-        "--wire.feedback_decay",
-        "1",
-        "--streaming.fragments",
-        "2",
-        "--streaming.tau",
-        "1",
-    ]
+    fragments = shlex.split(
+        "--wire.format int4 --wire.feedback params --wire.feedback_decay 1 "
+        "--streaming.fragments 2 --streaming.tau 1"
+    )
     assert main(["train", "diloco", *small, *fragments]) == 0
     folder = tmp_path / "run"
     metrics, summary = (
@@ -615,19 +547,8 @@ def test_evaluate_agrees_with_the_run(
     final = json.loads((tmp_path / "run" / "summary.json").read_text())["final_val_loss"]
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert f"loss {final:.4f} nats per token" in capsys.readouterr().out
-    assert (
-        main(
-            [
-                "evaluate",
-                str(tmp_path / "run"),
-                "--data.path",
-                str(corpus / "00.txt"),
-                "--windows",
-                "5",
-            ]
-        )
-        == 0
-    )
+    words = ["--data.path", str(corpus / "00.txt"), "--windows", "5"]
+    assert main(["evaluate", str(tmp_path / "run"), *words]) == 0
     assert "over 160 tokens" in capsys.readouterr().out
 
 

@@ -15,12 +15,10 @@ from adloco.errors import OtherRankError, require
 if TYPE_CHECKING:
     from adloco.elastic.machine_launcher import Recovery
 
-ROOM = "adloco.elastic"
-
 
 def is_there() -> bool:
     """True unless elastic/ was removed."""
-    found = find_spec(ROOM)
+    found = find_spec("adloco.elastic")
     return found is not None and found.origin is not None  # Else a folder without modules.
 
 

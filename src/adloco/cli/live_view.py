@@ -141,11 +141,7 @@ class LiveView:
         rows = rows_text(now.rows)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.
         bar.add_row(ProgressBar(total=1, completed=now.part))
-        return [
-            bar,
-            Text(gone),
-            Text(where + (f"   {rows}" if rows else "")),
-        ]
+        return [bar, Text(gone), Text(where + (f"   {rows}" if rows else ""))]
 
     def _losses(self, record: Record) -> Text:
         """A sparkline of the train loss, the newest validation, and the best so far."""

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adloco.cli.arguments import SettingsCommand, argument
@@ -72,8 +72,6 @@ class Plan(SettingsCommand):
 
 
 def _plan(arguments: Plan, file: Path) -> int:
-    from dataclasses import replace
-
     from adloco.cli.studies import print_table
     from adloco.distributed.parallel.layers import layers
     from adloco.plan.candidates import candidates, check_fragments

@@ -132,7 +132,6 @@ def on_ranks(
 
     Args:
         recipe: The recipe that the ranks run; None: there is none.
-        words: The line after `adloco`.
         recovery: What happens after a rank has failed, if the others recover; None: all end.
         machines: Those whose ranks train together; None: this one alone.
 

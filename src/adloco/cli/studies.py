@@ -44,7 +44,6 @@ def run_study(
 
     Args:
         runs: The runs, arm by arm.
-        title: Heading of the page.
         varied: Settings in which the arms differ on purpose.
         draw: Draws further pictures for the page.
     """
@@ -125,10 +124,7 @@ def _require_equal(found: Sequence[str], *, force: bool) -> None:
 
 
 def train_all(
-    runs: Sequence[StudyRun],
-    folder: Path,
-    parallel: int,
-    console: Console,
+    runs: Sequence[StudyRun], folder: Path, parallel: int, console: Console
 ) -> Sequence[Job]:
     """Train the runs that are missing and show their progress; return them as they ended.
 

@@ -13,6 +13,7 @@ from adloco.errors import RANK_FAILURE, require
 if TYPE_CHECKING:
     from adloco.cli.alerts import Alerts
     from adloco.cli.rank_processes import Machines
+    from adloco.config.sections import Recipe
 
 RESTARTS = 3
 """Number of restarts after failures of ranks with no round trained in between."""
@@ -51,6 +52,14 @@ class Train(MachinesCommand):
             if not self.resume and "WORLD_SIZE" not in os.environ:
                 self.read_recipe()  # Refused at once: what is imported below takes seconds.
             return self._train(alerts)
+
+    def own_recipe(self) -> "Recipe":
+        """The recipe of the line, or that of the run that it resumes."""
+        from adloco.run.stored import resumed_recipe
+
+        if self.resume:
+            return resumed_recipe(self.resume, self.settings, trust_recipe=self.trust_recipe)
+        return self.read_recipe()
 
     def _train(self, alerts: "Alerts") -> int:
         from adloco.cli.rank_processes import Machines
@@ -97,11 +106,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
 
     count, words, resumed = arguments.ranks, arguments.words, arguments.resume
     trust = arguments.trust_recipe
-    recipe = (
-        resumed_recipe(resumed, arguments.settings, trust_recipe=trust)
-        if resumed
-        else arguments.read_recipe()
-    )
+    recipe = arguments.own_recipe()
     elastic_room.check_settings(recipe.run)
     if arguments.restart:
         # Refused here, once; whether it has begun, the ranks see by themselves.

@@ -15,7 +15,6 @@ from adloco.cli.terminal import open_console, say, working
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
 from adloco.config.recipe import build_recipe, read_values
-from adloco.config.sections import Recipe
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.launcher import (
     num_ranks,
@@ -29,7 +28,7 @@ from adloco.run.recovery import LostPartsError
 from adloco.run.restarted import begun_run, kept_values
 from adloco.run.saving import Copies
 from adloco.run.starts import Kind
-from adloco.run.stored import changeable, resumed_recipe
+from adloco.run.stored import changeable
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -40,12 +39,13 @@ Settings = list[tuple[str, str]]
 
 
 def train_here(arguments: "Train", alerts: Alerts) -> int:
-    """Train the run of a line in this process; return the exit code.
-
-    Raises:
-        RankFailureError: A rank failed, and the others do not recover.
+    """Train the run of a line in this process; return the exit code. RankFailureError if a rank
+    failed, and the others do not recover.
     """
-    recipe = _recipe(arguments)
+    try:
+        recipe = arguments.own_recipe()
+    except (ValueError, OSError):  # All ranks must join to say so.
+        recipe = build_recipe({})
     settings = recipe.run
     elastic_room.check_settings(settings)
     if num_ranks() == 1 or not elastic_room.is_there():
@@ -175,10 +175,8 @@ class _Process:
         return run, given
 
     def resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
-        """The run in a folder, resumed.
-
-        Raises:
-            RankFailureError: The ranks that remain after a failure lack parts of all checkpoints.
+        """The run in a folder, resumed; RankFailureError if the ranks that remain after a failure
+        lack parts of all checkpoints.
         """
         trust = self.arguments.trust_recipe
         try:
@@ -204,15 +202,3 @@ class _Process:
         if num_ranks() > 1:
             folder = next(filter(None, all_states(folder)), "")
         return Path(folder) if folder else None
-
-
-def _recipe(arguments: "Train") -> Recipe:
-    """The recipe; the defaults if it is wrong, which all ranks must join to say."""
-    try:
-        if arguments.resume:
-            return resumed_recipe(
-                arguments.resume, arguments.settings, trust_recipe=arguments.trust_recipe
-            )
-        return arguments.read_recipe()
-    except (ValueError, OSError):
-        return build_recipe({})

@@ -102,9 +102,8 @@ def write_comparison(
     title: str,
     draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
 ) -> Path:
-    """Write the files for programs, the PNGs and compare.html; return the page's path.
-
-    draw: Draws further pictures, which the page shows.
+    """Write the files for programs, the PNGs and compare.html, which shows also the pictures that
+    `draw` makes; return the page's path.
     """
     from adloco.report.pictures import draw_comparison  # Late, for matplotlib.
 
@@ -129,10 +128,7 @@ def comparison_chart(comparison: Comparison) -> Chart:
 
 
 def _content(
-    comparison: Comparison,
-    chart: Chart,
-    further: Sequence[Path],
-    title: str,
+    comparison: Comparison, chart: Chart, further: Sequence[Path], title: str
 ) -> dict[str, Any]:
     runs = [run for found in comparison.arms.values() for run in found]
     curves = Panel(title="", caption=f"A line is one seed.{comparison.warning}", charts=[chart])

@@ -13,7 +13,7 @@ def loss_panel(
     records: Sequence[Record],
     steps: Mapping[int, Mapping[str, list[float]]],
 ) -> Panel:
-    """The measures and the training loss, to be looked at closely.
+    """The measures that the task declares, and the training loss.
 
     Args:
         declared: What the task measures in an evaluation, the loss first.

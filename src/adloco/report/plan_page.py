@@ -120,21 +120,16 @@ def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
 def _all_table(plan: Plan) -> Table:
     shown = sorted(plan.predictions, key=lambda one: one.seconds)[:ROWS]
     of = f"the fastest {ROWS} of {len(plan.predictions):,}" if len(shown) == ROWS else "all"
-    front = pareto(plan.predictions)
     note = (
         f"These are {of} candidates by time; plan.csv has every one with more digits. No other "
         "candidate is better than one of the Pareto front in time, bytes, tokens and predicted "
         "loss at once."
     )
-    return _table(plan, "All candidates", note, shown, front)
+    return _table(plan, "All candidates", note, shown, pareto(plan.predictions))
 
 
 def _table(
-    plan: Plan,
-    title: str,
-    note: str,
-    shown: Sequence[Prediction],
-    front: Sequence[Prediction] = (),
+    plan: Plan, title: str, note: str, shown: Sequence[Prediction], front: Sequence[Prediction] = ()
 ) -> Table:
     def mark(one: Prediction) -> str:
         marks = {"recommended": one is plan.chosen, "Pareto front": one in front}

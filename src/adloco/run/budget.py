@@ -91,11 +91,8 @@ class Budget:
         return RoundSize(steps=steps, per_step=per_step, final=final)
 
     def within_first_round(self, steps: int, every: int) -> str:
-        """A notice that the budget is shorter than one round; empty if it is not.
-
-        Args:
-            steps: Inner steps of the first round.
-            every: H in force in it.
+        """A notice that the budget leaves a first round fewer steps than `every`, the H in force;
+        empty if it does not.
         """
         return (
             f"the budget ends after {steps} inner step{'s' * (steps != 1)}, within the first round "
@@ -185,11 +182,6 @@ def spent_after(record: Record) -> dict[str, int]:
 
 
 def part_used(limits: Mapping[str, int], record: Record) -> float:
-    """The part of a budget that is used after a round, from 0 to 1; 0 without limits.
-
-    Args:
-        limits: By name; 0 means no limit.
-        record: As in `spent_after`.
-    """
+    """The part of a budget that is used after a round, from 0 to 1; a limit of 0 is none."""
     done = spent_after(record)
     return min(1.0, max((done[name] / limit for name, limit in limits.items() if limit), default=0))

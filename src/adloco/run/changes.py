@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
@@ -26,8 +26,10 @@ from adloco.run.records import Records
 from adloco.setting import Facts
 from adloco.whole_file import write_text
 
+if TYPE_CHECKING:
+    from adloco.run.stored import StoredRun
+
 CHANGES = "changes.jsonl"
-SKIPPED = "data.skip_samples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +81,16 @@ def changed_settings(
 
 def skipped_by(changes: Sequence[Changed]) -> int:
     """Samples of each stream that these changes leave out."""
-    return sum(
-        int(change.after) - int(change.before) for change in changes if change.setting == SKIPPED
-    )
+    skips = (change for change in changes if change.setting == "data.skip_samples")
+    return sum(int(change.after) - int(change.before) for change in skips)
 
 
-def keep_settings(
-    folder: Path,
-    recipe: Recipe,
-    changes: Sequence[Changed],
-    begun: Mapping[str, str],
-    rounds: int,
-) -> None:
-    """Write the settings that may change on resume into the recipe of the run folder, and the
+def keep_settings(stored: "StoredRun") -> None:
+    """Write the settings of this resume that may change into the recipe of the run folder, and the
     changes into its record, without those that no checkpoint has.
-
-    changes: From `changed_settings`, which has the other arguments too.
     """
+    folder, recipe = stored.folder, stored.recipe
+    begun, rounds = stored.about["recipe"], stored.algorithm["rounds_done"]
     path, recorded = folder / RECIPE, read_changes(folder)
     own = read_values(str(path))
     budget = [f"run.{name}" for name in recipe.run.limits]
@@ -111,7 +106,7 @@ def keep_settings(
     # those that the checkpoint has.
     while kept and kept[-1].round == rounds and kept[-1].after != begun.get(kept[-1].setting):
         kept.pop()
-    _write_changes(folder, recorded, [*kept, *changes])
+    _write_changes(folder, recorded, [*kept, *stored.changes])
 
 
 def cut_changes(folder: Path, rounds: int) -> None:

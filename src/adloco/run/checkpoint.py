@@ -34,12 +34,7 @@ def foreign(part: str, state: Any, run: Any) -> str:
 
 
 def read(checkpoint: Path, part: str, *, with_tensors: bool = True) -> Any:
-    """A part of a checkpoint, as `read_part` returns it.
-
-    Raises:
-        DamagedCheckpointError: A file is damaged.
-        ValueError: Another version wrote it, or another program.
-    """
+    """A part of a checkpoint, as `read_part` returns it; ValueError also for another program's."""
     state = read_part(checkpoint, part, with_tensors=with_tensors)
     needed = {SAVE, "run", "algorithm"} if part == RUN else {SAVE}
     require(

@@ -53,13 +53,9 @@ def device_here(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """The data type for autocast, or None for fp32.
-
-    name: See `run.precision`; auto takes bf16 where the device computes it natively.
-    """
-    if name == "auto":
-        return torch.bfloat16 if native_bf16(device) else None
-    return torch.bfloat16 if name == "bf16" else None
+    """The data type for autocast, or None for fp32; auto is bf16 where the device has it."""
+    bf16 = native_bf16(device) if name == "auto" else name == "bf16"
+    return torch.bfloat16 if bf16 else None
 
 
 def rng_state(device: torch.device) -> dict[str, torch.Tensor]:

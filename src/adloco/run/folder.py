@@ -28,7 +28,6 @@ NAMES_OF_MODELS = ("model.shape", "model.name", "model.factory", "model.source")
 """The settings that name a model; a source of the user's own may have only the last."""
 FROM_PYTHON = " (from Python: adloco.train(resume=...))"
 """Follows the command that resumes a run of which it is not known who began it."""
-TIME = "%Y%m%d-%H%M%S-%f"
 LONGEST_PART = 24
 """Characters of a recipe's, model's or text's name in a folder's name."""
 
@@ -84,7 +83,7 @@ def _name(recipe: Recipe) -> str:
     named = named_settings(recipe)
     model = next(named[key] for key in NAMES_OF_MODELS if key in named)
     parts = map(_safe, (recipe.run.name, model, recipe.data.name))
-    return "-".join([*filter(None, parts), f"{datetime.now():{TIME}}"])
+    return "-".join([*filter(None, parts), f"{datetime.now():%Y%m%d-%H%M%S-%f}"])
 
 
 def _safe(text: str) -> str:

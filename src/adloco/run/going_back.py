@@ -43,8 +43,7 @@ def go_back(folder: Path, round: int) -> list[str]:
         records.cut(round)
         cut_changes(folder, round)
         if (folder / STARTS).exists():  # Only where rank 0 lives.
-            here = Point.of(records.newest())
-            Starts(folder, writes=True).add("rewind", here, reached)
+            Starts(folder, writes=True).add("rewind", Point.of(records.newest()), reached)
         (folder / SUMMARY).unlink(missing_ok=True)  # The run has not ended any more.
     return [UNDONE + path.name for path in newer]
 

@@ -159,10 +159,7 @@ class RoundLines:
         return [self._size, self._hash.hexdigest(), *self._gone]
 
     def unchanged(self, digest: Sequence[Any]) -> bool:
-        """True if the file begins with what the run had written.
-
-        digest: From `digest`, at a checkpoint.
-        """
+        """True if the file begins with what the run had written when this was its digest."""
         size, expected, *gone = digest
         written = self._written(-1 if gone else size)
         if gone:  # They may have come back from another machine.

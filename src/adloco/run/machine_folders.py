@@ -72,11 +72,8 @@ def fetch_records(
     """Give rank 0 the lines of records up to this round that it lacks and another machine has,
     where rank 0 was before. Called on all ranks.
 
-    Args:
-        records: Of the folder that this process sees.
-        digests: Of the records at the checkpoint from which the run resumes. A machine that has
-            these lines was rank 0's then, and rank 0 may have others, which were trained again.
-        rounds: Complete rounds at the checkpoint.
+    digests: Of the records at the checkpoint from which the run resumes. A machine that has these
+        lines was rank 0's then, and rank 0 may have others, which were trained again.
     """
     # Usually rank 0 has all, and the other ranks need not read their files.
     if not placement.agree(placement.is_rank_zero and _unchanged(records, digests)):

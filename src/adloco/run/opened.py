@@ -2,7 +2,7 @@
 model. Runs, probes and plans begin with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,6 +31,8 @@ class Opened:
     builder: Builder
     precision: torch.dtype | None
     """Type of autocast; None: the model's own type."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for a person before the first round."""
 
     def train_source(self) -> Source:
         """The samples to train on."""

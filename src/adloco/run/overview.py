@@ -50,7 +50,7 @@ def _overview(folder: Path) -> RunOverview:
         settings, damaged = {}, True
     grown = folder / METRICS if records else folder / RECIPE
     found = {name: settings.get(name, 0) for name in RunSettings().limits}
-    limits = {name: limit if isinstance(limit, int) else 0 for name, limit in found.items()}
+    limits = {name: limit for name, limit in found.items() if isinstance(limit, int)}
     return RunOverview(
         folder=folder,
         recipe=str(settings.get("name", "?")),

@@ -20,12 +20,7 @@ TENSORS, STATE, CHECKSUMS = ".safetensors", ".json", ".sha256"
 
 
 class DamagedCheckpointError(ValueError):
-    """A file of a checkpoint is missing or not what was written.
-
-    Attributes:
-        checkpoint: Its folder.
-        damage: Which files, and what is wrong with them.
-    """
+    """A file of a checkpoint is missing or not what was written; `damage` says which, and how."""
 
     def __init__(self, checkpoint: Path, damage: str) -> None:
         super().__init__(

@@ -54,10 +54,8 @@ class ProbeWorker:
         self._train(1, [self._steps])  # The first step creates the optimizer state.
 
     def peak(self, size: int) -> tuple[int, float]:
-        """(peak bytes, seconds) of a step with micro-batches of this size.
-
-        Raises:
-            OutOfMemoryError: Memory ran out.
+        """(peak bytes, seconds) of a step with micro-batches of this size; OutOfMemoryError if
+        memory ran out.
         """
         self._free()
         forget_peak(self._device)
@@ -66,13 +64,10 @@ class ProbeWorker:
 
     def step_seconds(self, size: int, count: int, passes: int = 1) -> list[float]:
         """Seconds of each of `count` steps of so many passes, with micro-batches of this size on
-        every rank.
+        every rank; OutOfMemoryError if memory ran out.
 
         A plain step that warms up comes before them, and before it the step that measures gradient
         statistics, if the recipe's rule needs any.
-
-        Raises:
-            OutOfMemoryError: Memory ran out.
         """
         self._free()
         return self._train(size, range(self._steps, self._steps + count + 1), passes)[1:]

@@ -109,10 +109,8 @@ class Records:
 
     def cut(self, rounds: int) -> list[str]:
         """Remove the lines of all rounds after this many, which a resumed run writes again, and
-        what options have recorded of them.
-
-        Returns:
-            A sentence for each file that has no line of some earlier round.
+        what options have recorded of them; return a sentence for each file that has no line of some
+        earlier round.
         """
         for option in lab_modules("records"):
             option.cut(self.folder, rounds)

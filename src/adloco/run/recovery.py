@@ -62,7 +62,6 @@ def load_newest_good(
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 
     Args:
-        folder: Folder of all checkpoints of the run.
         workers: Ids of the run's workers, whose parts are needed.
         copies: Parts that this process has in memory, by the name of the checkpoint that they
             would make, and by part.
@@ -136,8 +135,7 @@ class _Sharing:
                     return
             if state is None:
                 return
-            wrong = foreign(part, state, self.parts.get(RUN, state))
-            if wrong:
+            if wrong := foreign(part, state, self.parts.get(RUN, state)):
                 damage[part] = wrong
             else:
                 into[part] = state
@@ -233,6 +231,7 @@ def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list
 
 
 def _rename(checkpoint: Path, target: Path) -> None:
+    # Tried, and not looked for before: a network file system may show a folder that was renamed.
     try:
         checkpoint.replace(target)
     except FileNotFoundError:

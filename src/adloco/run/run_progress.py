@@ -5,10 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from adloco.algorithms.run_state import RunState
-from adloco.run.budget import Budget
-from adloco.tasks.task import Task
-
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -52,17 +48,3 @@ class Clock:
             yield
         finally:
             self._counted, self._since = self.seconds, None
-
-
-def progress_in(state: RunState, budget: Budget, clock: Clock, task: Task) -> Progress:
-    """The progress of a run in a state."""
-    part, words = budget.used(state)
-    return Progress(
-        tokens=state.samples_so_far * budget.tokens_per_sample,
-        rows=task.rows_read(),
-        seconds=clock.seconds,
-        part=part,
-        budget=words,
-        inner_step=state.begun_steps,
-        round_steps=state.round_steps,
-    )

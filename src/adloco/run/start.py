@@ -4,7 +4,7 @@ placement of its workers, its task with the data, its model, and the micro-batch
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -45,29 +45,17 @@ from adloco.tasks.task import Task, TaskData
 from adloco.whole_file import all_to_disk, make_folder, write_text
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunParts(Opened):
-    """Inputs from which a run is built. Its recipe has the micro-batch that was found if it was to
-    be."""
-
-    notices: list[str] = field(default_factory=list)
-    """Sentences for a person before the first round."""
-
-
 def prepare_run(
     recipe: Recipe,
     placement: Placement,
     stored: StoredRun | None = None,
     problem: Problem | None = None,
-) -> RunParts:
+) -> Opened:
     """Open the data, choose the model and find the micro-batch of a run, new or stored.
 
     Args:
         stored: The run to resume; None for a new run, which gets notices of what is unusual.
         problem: The model, data and loss of a run from Python; None: those of the recipe.
-
-    Raises:
-        ValueError: The settings cannot work.
     """
     if stored is None:
         rate = replace(recipe.learning_rate, total_tokens=recipe.schedule_tokens())
@@ -99,15 +87,11 @@ def prepare_run(
         if not recipe.data.streaming:
             task = opened.task
             notices += [task.skipped(), Budget.of(recipe).many_passes(task.num_train_samples(0))]
-    return RunParts(**vars(opened), notices=[*filter(None, notices)])
+    return replace(opened, notices=[*filter(None, notices)])
 
 
 def open_recipe(recipe: Recipe) -> Opened:
-    """Open a recipe on these ranks, for what is measured or counted without a run.
-
-    Raises:
-        ValueError: The settings cannot work.
-    """
+    """Open a recipe on these ranks, for what is measured or counted without a run."""
     return _open(recipe, place_workers(recipe))
 
 
@@ -136,7 +120,7 @@ def _open(
     )
 
 
-def build_algorithm(parts: RunParts) -> AdLoCo:
+def build_algorithm(parts: Opened) -> AdLoCo:
     """The run's trainers and workers, before their first round."""
     recipe = parts.recipe
     torch.manual_seed(recipe.run.seed)  # For models that draw random numbers as they compute.
@@ -194,7 +178,6 @@ def open_task(recipe: Recipe, stored: StoredRun | None, placement: Placement) ->
     Raises:
         ValueError: The data does not fit the settings, or the text differs between ranks.
     """
-
     method, islands = recipe.method, len(recipe.data.islands)
     workers = placement.local(method.living_workers)
     own = sorted({island_of(worker, method.num_workers, islands) for worker in workers})
@@ -245,13 +228,12 @@ def model_builder(
         f"model.vocab_size must be >= {task.tokenizer.vocab_size}, the ids of the tokenizer, got "
         f"{config.vocab_size}",
     )
-    weights = "" if stored else recipe.model.weights
     builder = build(
         config=config,
         head=recipe.task.head,
         options=recipe.model_options,
         seed=recipe.run.seed,
-        weights=weights,
+        weights="" if stored else recipe.model.weights,
     )
     if stored:  # All ranks get rank 0's.
         asked = placement.is_rank_zero
@@ -322,7 +304,7 @@ def problem_of_model(task: Task, model: nn.Module, device: torch.device) -> str:
         )
 
 
-def write_description(parts: RunParts, folder: Path) -> None:
+def write_description(parts: Opened, folder: Path) -> None:
     """Write environment, recipe, tokenizer and model, on each machine that does not see what rank 0
     wrote. Called on all ranks. ValueError if a machine has another run in its folder.
     """

@@ -130,7 +130,6 @@ class Starts:
         """Append a line of this moment; without room for it, warn and continue.
 
         Args:
-            kind: What happens.
             at: Where training continues. The run's clock must continue from `at.seconds`.
             reached: How far the run had come before, with what is trained again from `at` on.
 

@@ -25,7 +25,6 @@ from adloco.run.changes import (
     changed_settings,
     check_budgets,
     is_recorded,
-    keep_settings,
     read_changes,
     with_longer_schedule,
 )
@@ -67,16 +66,6 @@ class StoredRun:
     changes: Sequence[Changed]
     """Settings that decide the numbers and are others than at the checkpoint."""
 
-    def check_unchanged_records(self) -> None:
-        """Raise ValueError if the records up to the checkpoint are not what the run wrote."""
-        rounds = self.algorithm["rounds_done"]
-        Records(self.folder).check_unchanged(self.about["records"], rounds)
-
-    def keep_settings(self) -> None:
-        """Write the settings of this resume, and their changes, into the run folder."""
-        begun, rounds = self.about["recipe"], self.algorithm["rounds_done"]
-        keep_settings(self.folder, self.recipe, self.changes, begun, rounds)
-
 
 def read_run(
     folder: Path, round: int | Literal["best"] | None = None, *, trust_recipe: bool = False
@@ -94,12 +83,13 @@ def read_run(
     """
     recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
     kept = folder / CHECKPOINTS
+    records = Records(folder)
     if round == "best":
-        chosen = checkpoint.best(kept, Records(folder).read_whole())
+        chosen = checkpoint.best(kept, records.read_whole())
     else:
         chosen = checkpoint.newest(kept) if round is None else checkpoint.of_round(kept, round)
     stored = stored_run(folder, recipe, chosen, checkpoint.need(chosen, RUN))
-    stored.check_unchanged_records()
+    records.check_unchanged(stored.about["records"], stored.algorithm["rounds_done"])
     return stored
 
 
@@ -120,10 +110,11 @@ def recovered_run(
     living = recipe.method.living_workers
     found = load_newest_good(folder / CHECKPOINTS, placement, living, copies)
     stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
-    rounds = stored.algorithm["rounds_done"]
-    fetch_records(Records(folder), stored.about["records"], rounds, placement)
+    records = Records(folder)
+    digests, rounds = stored.about["records"], stored.algorithm["rounds_done"]
+    fetch_records(records, digests, rounds, placement)
     if placement.is_rank_zero:
-        stored.check_unchanged_records()
+        records.check_unchanged(digests, rounds)
     return stored, found
 
 
@@ -138,11 +129,10 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
         ValueError: The recipe was changed, or a file of the run.
     """
     algorithm = state["algorithm"]
-    samples, rounds = (algorithm[name] for name in ("samples", "rounds_done"))
-    within = 0
+    samples = algorithm["samples"]
     if algorithm["round_steps"]:
-        within = sum(sum(each["round"]["batches"]) for each in algorithm["workers"].values())
-    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples + within)
+        samples += sum(sum(each["round"]["batches"]) for each in algorithm["workers"].values())
+    recipe, begun = with_longer_schedule(folder, recipe, state["run"], samples)
     decided = deciding_settings(recipe)
     fixed = {key: value for key, value in decided.items() if not is_recorded(key)}
     differing = [key for key, value in fixed.items() if begun.get(key, value) != value]
@@ -166,8 +156,8 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
         tokenizer=load_tokenizer(folder / TOKENIZER),
         checkpoint=chosen,
         about=state["run"],
-        algorithm=state["algorithm"],
-        changes=changed_settings(folder, recipe, begun, rounds),
+        algorithm=algorithm,
+        changes=changed_settings(folder, recipe, begun, algorithm["rounds_done"]),
     )
 
 
@@ -219,9 +209,10 @@ def resumed_recipe(
     try:
         own = build_recipe(values)
     except ValueError as error:
-        advice = "restore it, resume with the version that began the run, or start another run"
-        message = f"{path} does not fit this version of adloco: {error}; {advice}"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"{path} does not fit this version of adloco: {error}; restore it, resume with the "
+            "version that began the run, or start another run"
+        ) from error
     recipe = build_recipe(override(values, flags))
     islands, given = [*own.data.islands], [*recipe.data.islands]
     require(

@@ -65,8 +65,7 @@ def load_trained(
 
     Args:
         trainer: Its number; None for the trainer with the lowest validation loss.
-        round: The checkpoint's round; None for the newest checkpoint; "best" for the one with the
-            lowest validation loss.
+        round: As in `read_run`.
         problem: The problem of a run from Python, which has its model; None for other runs.
         trust_recipe: As in `resumed_recipe`.
 
@@ -144,14 +143,14 @@ def evaluate(
         ValueError: The data cannot be evaluated, or is not counted in windows.
     """
     stored, recipe = trained.stored, trained.stored.recipe
-    windows = None if windows is None else _whole("windows", windows)
-    require(
-        not windows or recipe.task.packed,
-        f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
-        f"{recipe.task.counted}; leave windows out",
-    )
     evaluation = recipe.evaluation
     if windows is not None:
+        windows = _whole("windows", windows)
+        require(
+            windows == 0 or recipe.task.packed,
+            f"windows are counted of packed text, but the run in {stored.folder} is evaluated on "
+            f"{recipe.task.counted}; leave windows out",
+        )
         evaluation = replace(evaluation, windows=windows)
     if path is None:
         task = own_task(trained, evaluation)

@@ -22,7 +22,7 @@ from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint, out_of_memory
 from adloco.run.budget import Budget, RoundSize
-from adloco.run.changes import own_limits, skipped_by, with_longer_schedule
+from adloco.run.changes import keep_settings, own_limits, skipped_by, with_longer_schedule
 from adloco.run.checkpoint import BestRound
 from adloco.run.environment import rng_state, set_rng_state
 from adloco.run.folder import (
@@ -39,14 +39,14 @@ from adloco.run.json_files import write_json
 from adloco.run.machine_folders import fetch_folder, in_turn
 from adloco.run.memory_use import Memory
 from adloco.run.model_flops import use_per_token
+from adloco.run.opened import Opened
 from adloco.run.own_problem import recipe_of, resume_call
 from adloco.run.records import Records
 from adloco.run.recovery import clear_unusable
 from adloco.run.round_numbers import round_record, summarise
-from adloco.run.run_progress import Clock, Progress, progress_in
+from adloco.run.run_progress import Clock, Progress
 from adloco.run.saving import Copies, Saving
 from adloco.run.start import (
-    RunParts,
     build_algorithm,
     place_workers,
     prepare_run,
@@ -78,7 +78,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        parts: RunParts,
+        parts: Opened,
         folder: Path,
         stored: StoredRun | None = None,
         copies: Copies | None = None,
@@ -86,11 +86,9 @@ class TrainingRun:
         """Build the trainers and their models, and write nothing.
 
         Args:
+            parts: From `prepare_run`.
             stored: The run to resume; None: a new one.
             copies: Keeps copies of the run's state in memory; None: there are none.
-
-        Raises:
-            ValueError: The settings cannot work.
         """
         self.recipe = recipe = parts.recipe
         self.folder = folder
@@ -121,20 +119,18 @@ class TrainingRun:
         self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
         self._budget = Budget.of(recipe)
+        first = next(iter(self.algorithm.workers.values()))
         if stored is None:
-            first_round = self._next_round()
-            short = self._budget.within_first_round(first_round.steps, self.algorithm.sync_every)
+            steps = self._next_round().steps
+            short = self._budget.within_first_round(steps, self.algorithm.sync_every)
             self.notices += [short] if short else []
-            self.algorithm.state.skip_samples(self.recipe.data.skip_samples)
+            self.algorithm.state.skip_samples(recipe.data.skip_samples)
             # On every rank, because the ranks of an island compute a sharded model together.
-            first = next(iter(self.algorithm.workers.values()))
             problem = problem_of_model(self.task, first.model, self.device)
             first.engine.after_evaluation()
             require(not problem, problem)
-        model = next(iter(self.algorithm.workers.values())).model
-        context = recipe.data.context_tokens
         devices = placement.num_ranks / placement.ranks_of_device
-        self._use = use_per_token(model, context, self.device, devices)
+        self._use = use_per_token(first.model, recipe.data.context_tokens, self.device, devices)
         """MFU for each token in a second; None if it is not known."""
         self._memory = Memory(self.device)
         self._trackers = Trackers(
@@ -155,9 +151,6 @@ class TrainingRun:
         Args:
             problem: The model, data and loss of a run from Python; None: those of the recipe.
             copies: Keeps copies of the run's state in memory; None: there are none.
-
-        Raises:
-            ValueError: The settings cannot work.
         """
         recipe = recipe_of(problem, recipe) if problem else recipe
         placement = place_workers(recipe)
@@ -168,7 +161,7 @@ class TrainingRun:
             return TrainingRun._begin(parts, Path(placement.agree(str(folder))), copies)
 
     @staticmethod
-    def _begin(parts: RunParts, folder: Path, copies: Copies | None) -> "TrainingRun":
+    def _begin(parts: Opened, folder: Path, copies: Copies | None) -> "TrainingRun":
         """A new run in an empty folder, whose lock rank 0 holds."""
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
         parts = replace(parts, recipe=named)
@@ -253,7 +246,7 @@ class TrainingRun:
             run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
             run._described = folder_facts(folder)
             run.saving.newest = found.newest_on_disk
-            in_turn(placement, stored.keep_settings)
+            in_turn(placement, lambda: keep_settings(stored))
             sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
             if placement.is_rank_zero:
                 at = run._point(run.algorithm.state.saved_samples)
@@ -397,7 +390,17 @@ class TrainingRun:
 
     def progress(self) -> Progress:
         """Tokens and seconds so far, including those of the round in progress."""
-        return progress_in(self.algorithm.state, self._budget, self._clock, self.task)
+        state = self.algorithm.state
+        part, words = self._budget.used(state)
+        return Progress(
+            tokens=state.samples_so_far * self.recipe.data.context_tokens,
+            rows=self.task.rows_read(),
+            seconds=self._clock.seconds,
+            part=part,
+            budget=words,
+            inner_step=state.begun_steps,
+            round_steps=state.round_steps,
+        )
 
     def finish(self) -> dict[str, Any]:
         """Write summary.json and return its content. Call it in the first process only."""

@@ -188,7 +188,6 @@ def planned_run(
         changes: The arm's own settings, which are stronger. If they choose another class, for
             instance another batch.rule, the common settings that it lacks are left out.
         seed: Number that is added to run.seed.
-        folder: The study's folder.
     """
     everywhere = [name for name, _ in common]
     values = override(override(read_values(recipe), common), changes, everywhere)

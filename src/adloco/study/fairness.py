@@ -60,9 +60,8 @@ def _of_arms(values: Mapping[str, str]) -> str:
 
 
 def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:
-    """Things in which the arms differ although they should not, with the value of each arm.
-
-    varied: Settings in which the arms differ on purpose.
+    """Things in which the arms differ although they should not, with the value of each arm; those
+    that are varied on purpose are left out.
     """
     return [
         f"{held_by(setting)} ({setting}: {_of_arms(values)})"

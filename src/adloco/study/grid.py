@@ -24,8 +24,7 @@ def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]
         given.setdefault(name, []).append(value)
     axes = {name: values for name, values in given.items() if len(values) > 1}
     require(
-        bool(axes),
-        "a sweep needs a setting with several values, as in --batch.eta 0.5 0.8 1.0",
+        bool(axes), "a sweep needs a setting with several values, as in --batch.eta 0.5 0.8 1.0"
     )
     for name, values in axes.items():
         require(len({*values}) == len(values), f"--{name} has a value twice: {' '.join(values)}")
@@ -35,9 +34,7 @@ def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]
 def sweep_points(axes: Mapping[str, Sequence[str]], samples: int) -> list[Flags]:
     """The points of the grid, in order.
 
-    Args:
-        axes: Axis -> values.
-        samples: Points to draw from the grid without repetition, always the same ones; 0: all.
+    samples: Points to draw from the grid without repetition, always the same ones; 0: all.
     """
     require(samples >= 0, f"--samples must be >= 0, got {samples}")
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

@@ -86,7 +86,6 @@ def first_crossing(x: Sequence[float], y: Sequence[float | None], target: float)
     Args:
         x: Ascending places.
         y: Values there; None where nothing was measured.
-        target: Value to reach.
 
     Returns:
         The place; None if the curve stays above, or is below at its first point, because it was
