@@ -142,10 +142,7 @@ def test_the_allocator_of_the_cpu_is_understood_and_other_errors_are_not_caught(
 def test_one_sample_that_does_not_fit_ends_the_run() -> None:
     with pytest.raises(
         OutOfMemoryError,
-        match=(
-            "memory ran out with micro-batches of 1 on cpu; one sample does not fit: see adloco "
-            "probe"
-        ),
+        match="memory ran out with micro-batches of 1 on cpu; one sample does not fit; make the",
     ):
         language(Small(0)).round()
 
