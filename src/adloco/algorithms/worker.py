@@ -173,6 +173,7 @@ class Worker:
     def _advance(self, task: RoundTask, until: int, halted: Event) -> None:
         began = self._settings.execution.clock()
         self.model.train()
+        self.engine.after_evaluation()  # Somebody may have asked the model between rounds.
         # Agreed on by the island: the collectives of a step would wait for a rank that has left.
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         try:
