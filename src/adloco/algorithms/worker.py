@@ -10,7 +10,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from threading import Event
 from typing import Any
@@ -308,7 +308,7 @@ class Worker:
             passes = partial(self._micro_steps, capture=capture)
             losses, moments = self._measurement.backward(plan, passes, self.engine)
             # A measurement of one's own may give tensors, which no checkpoint's text could hold.
-            self.round.moments += Moments(*map(float, astuple(moments)))
+            self.round.moments += Moments(*map(float, vars(moments).values()))
             return losses
 
         def undo() -> None:
