@@ -24,7 +24,7 @@ from adloco.run.starts import Kind
 from adloco.run.training_run import TrainingRun
 
 MEETINGS = 3
-"""Meetings in a row after a failure, without a new round in between, to which every member comes."""
+"""Meetings in a row after a failure to which every member comes, without a new round in between."""
 
 
 class Regrouping:
