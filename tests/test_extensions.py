@@ -55,7 +55,9 @@ class TensorMoments(NormMeasurement):
 
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
         losses, moments = super().backward(plan, passes, engine)
-        return losses, Moments(*torch.tensor(dataclasses.astuple(moments), dtype=torch.float64))
+        values = torch.tensor(dataclasses.astuple(moments), dtype=torch.float64)
+        values.requires_grad_()
+        return losses, Moments(*values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,6 +186,7 @@ def test_the_page_names_every_piece_and_only_those() -> None:
     assert shown == {value for value in FLAGS.values() if value.startswith("my_pieces:")}
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_moments_of_ones_own_may_be_tensors(small: list[str], tmp_path: Path) -> None:
     words = ["train", "diloco", *small, "--run.tokens", "4096", "--batch.rule"]
     assert main([*words, "norm-test"]) == 0

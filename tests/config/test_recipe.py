@@ -44,6 +44,13 @@ def test_toml_round_trip(name: str) -> None:
     assert all(setting.meaning for setting in settings(recipe))
 
 
+def test_names_in_tables_are_quoted_once() -> None:
+    overrides = {"a b": 1, "c.d": {'e"f': "g"}, "h": [{"i j": True}]}
+    model = {"source": "transformers", "name": "gpt2", "pretrained": False}
+    recipe = build_recipe({"model": model | {"overrides": overrides}})
+    assert tomllib.loads(to_toml(recipe))["model"]["overrides"] == overrides
+
+
 @pytest.mark.parametrize("name", ["adloco-paper", "adloco-paper-small"])
 def test_the_published_setting(name: str) -> None:
     recipe = build_recipe(read_values(name))

@@ -412,6 +412,24 @@ def refused(shards: int, replicas: int) -> list[str]:
     return said
 
 
+def two_rounds(asked: bool) -> list[float]:
+    """Sums of the parameters after two rounds; asked: the model between them, then a stop."""
+    run = run_here(2, 1, guards=BatchGuards(initial=8), sync_every=2)
+    run.round()
+    if asked:
+        with torch.no_grad():
+            run.model(0)(torch.zeros(1, 4, dtype=torch.long))
+        run.stop()
+        assert run.round() is None
+    assert run.round() is not None
+    return [float(each.sum()) for each in gather_shards(list(run.workers[0].replica.params))]
+
+
+def test_a_round_may_stop_before_its_first_step_although_shards_are_gathered() -> None:
+    """FSDP2 leaves its root gathered after a forward pass, as other parameters than the shards."""
+    assert run_on_ranks(two_rounds, 2, True) == run_on_ranks(two_rounds, 2, False)
+
+
 def test_what_needs_more_than_a_shard_is_refused() -> None:
     """Shards refuse these settings, and replicas run them."""
     for said in run_on_ranks(refused, 2, 2, 1):

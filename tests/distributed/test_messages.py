@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import adloco
+from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.messages import broadcast_state, receive_state, send_state
 from adloco.distributed.plain_state import join_state, split_state
 from adloco.distributed.testing import run_on_ranks
@@ -87,6 +89,13 @@ def test_a_state_of_an_optimizer_of_ones_own_keeps_its_names_and_kinds() -> None
     assert after["a.b"] is after["m"][1] is ones
     assert after["a"]["b"] is after["m"]["1"] is zeros
     assert after["shape"] == shape
+
+
+def test_a_named_tuple_is_gathered_as_a_tuple() -> None:
+    pair = namedtuple("pair", "a b")
+    gathered = gather_shards({"state": [pair(1, torch.ones(2)), torch.Size([2, 3])]})
+    assert gathered["state"][0][1].equal(torch.ones(2))
+    assert gathered["state"][1] == torch.Size([2, 3])
 
 
 @pytest.mark.parametrize(

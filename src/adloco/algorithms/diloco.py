@@ -203,7 +203,8 @@ class DiLoCo:
         with its own; where replicas do not differ, all may take that of one rank.
 
         Raises:
-            ValueError: It is that of other workers, or was saved with other error feedback.
+            ValueError: It is that of other workers or of another model, or was saved with other
+                error feedback.
         """
         own, apart = state["workers"] == self._here, state["apart"]
         require(

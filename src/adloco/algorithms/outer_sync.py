@@ -239,7 +239,9 @@ class OuterSync:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; ValueError if it was saved with other error feedback."""
+        """Continue from a `state_dict`; ValueError if it was saved with other error feedback, or is
+        that of another model.
+        """
         before, now = state["feedback"], self.syncing.residuals
         require(
             before == now,

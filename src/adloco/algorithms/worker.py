@@ -10,7 +10,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from threading import Event
 from typing import Any
@@ -173,6 +173,7 @@ class Worker:
     def _advance(self, task: RoundTask, until: int, halted: Event) -> None:
         began = self._settings.execution.clock()
         self.model.train()
+        self.engine.after_evaluation()  # Somebody may have asked the model between rounds.
         # Agreed on by the island: the collectives of a step would wait for a rank that has left.
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         try:
@@ -307,7 +308,7 @@ class Worker:
             passes = partial(self._micro_steps, capture=capture)
             losses, moments = self._measurement.backward(plan, passes, self.engine)
             # A measurement of one's own may give tensors, which no checkpoint's text could hold.
-            self.round.moments += Moments(*map(float, astuple(moments)))
+            self.round.moments += Moments(*map(float, vars(moments).values()))
             return losses
 
         def undo() -> None:

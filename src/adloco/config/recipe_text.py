@@ -212,7 +212,7 @@ def toml_line(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         items = ", ".join(toml_line("x", item).removeprefix("x = ") for item in value)
         return f"{key} = [{items}]"
-    line = tomlkit.dumps({key: value}).strip()
+    line = f"{key} = {tomlkit.dumps({'x': value}).strip().removeprefix('x = ')}"
     # tomlkit writes some characters as they are that could control a terminal.
     return "".join(
         each if each.isprintable() or each in "\n\t" else f"\\U{ord(each):08x}" for each in line

@@ -171,9 +171,9 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
         return whole.to("cpu", copy=copy).contiguous() if keep else torch.empty(0)
     if isinstance(value, Mapping):
         return {key: gather_shards(item, keep=keep, copy=copy) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        items = (gather_shards(item, keep=keep, copy=copy) for item in value)
-        return type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, (list, tuple)):
+        items = [gather_shards(item, keep=keep, copy=copy) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items  # Also of a named tuple.
     return value
 
 

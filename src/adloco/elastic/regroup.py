@@ -24,7 +24,7 @@ from adloco.run.starts import Kind
 from adloco.run.training_run import TrainingRun
 
 MEETINGS = 3
-"""Meetings in a row after a failure, without a round in between, to which every member comes."""
+"""Meetings in a row after a failure to which every member comes, without a new round in between."""
 
 
 class Regrouping:
@@ -158,7 +158,7 @@ class Regrouping:
         if self._meetings > MEETINGS:
             raise RankFailureError(
                 f"{self._failure}; all ranks live, and this has happened {self._meetings} times "
-                "without a round in between"
+                "without a new round in between"
             )
 
     def _drop_workers(self, after: Quorum) -> None:

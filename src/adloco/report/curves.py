@@ -12,8 +12,8 @@ from typing import Any, Literal
 from adloco.metrics import Metric
 
 MOST_POINTS = 4000
-"""A curve of more points is thinned to about half as many, so that the page of a long run stays
-small.
+"""A curve of more points is thinned to about half as many for each of its measures, so that the
+page of a long run stays small.
 """
 Look = Literal["line", "strong", "grey", "thin", "points", "stairs", "marks"]
 
