@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest
+from adloco import AdLoCo, BatchGuards, MergeFates, MergeSmallest, NormTest, TensorSource
 from adloco.algorithms.merging import apply_merge
 from adloco.algorithms.model_state import copy_all
 from adloco.algorithms.optimizer_state import optimizer_tensors
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.wire.bf16 import Bf16
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int2 import Int2
@@ -196,6 +198,47 @@ def test_the_mean_of_inner_state_where_workers_had_gradients_of_other_parameters
         found = run.workers[worker].optimizers[0].state[params[worker][0]]["exp_avg"]
         torch.testing.assert_close(found, expected)
     assert run.round() is not None
+
+
+def stepless(inner: Any, **changes: Any) -> None:
+    """Two rounds of one step, with a merge after each; the first sample of worker 3 is not finite,
+    so it takes no step."""
+    data = regression(4)
+    numbered = TensorSource(torch.arange(len(data.tensors[1])), num_streams=4)
+    data.tensors[1][numbered.read(3, 0, 1)] = torch.nan
+    run = make_run(
+        data=data,
+        inner=inner,
+        num_trainers=2,
+        sync_every=1,
+        on_nonfinite="skip",
+        merge=MergeSmallest(every=1, first_round=1),
+        fates=MergeFates(inner_state="mean"),
+        **changes,
+    )
+    list(run.rounds(2))
+
+
+def stepless_sentence() -> str:
+    """The error of `stepless` on a rank that has one of the workers."""
+    try:
+        stepless(adamw(0.01), placement=place(4))
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_states_of_workers_that_took_no_step_have_no_mean(kind: Any) -> None:
+    with pytest.raises(ValueError, match="of workers 0 and 3 have no mean.* keep or reset"):
+        stepless(lambda model: [kind(model.parameters(), lr=0.01)])
+    stepless(lambda model: [torch.optim.SGD(model.parameters(), lr=0.01)])  # It has no state.
+
+
+def test_all_ranks_refuse_a_mean_of_states_that_some_workers_lack() -> None:
+    sentences = run_on_ranks(stepless_sentence, 4, timeout_seconds=60)
+    assert sentences == sentences[:1] * 4
+    assert "workers 0 and 3 have no mean" in sentences[0]
 
 
 @pytest.mark.parametrize(

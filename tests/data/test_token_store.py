@@ -2,6 +2,7 @@
 fetched them.
 """
 
+import errno
 import json
 import random
 import shutil
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from adloco.data import token_cache
+from adloco.data import token_cache, token_store
 from adloco.data.data_settings import DataSettings
 from adloco.data.feeds import ROWS_AT_ONCE
 from adloco.data.sources import StreamSource
@@ -91,6 +92,20 @@ def test_a_preparation_that_is_cut_off_resumes_to_the_same_bytes(
     again = open_cache(settings(folder, tmp_path / "cut"))
     assert again.folder == cut.folder
     assert files(again) == whole
+
+
+def test_a_full_disk_is_named_and_a_cache_goes_on_when_there_is_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = settings(folder, tmp_path / "full")
+    with monkeypatch.context() as patch:
+        patch.setattr(token_store, "_write_at", full)
+        with pytest.raises(ValueError, match=r"full/.* cannot be written .No space.*; make room"):
+            open_cache(told)
+    assert files(open_cache(told)) == files(open_cache(settings(folder, tmp_path / "whole")))
 
 
 def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:

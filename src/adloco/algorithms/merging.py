@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from adloco.algorithms.model_state import copy_all
-from adloco.algorithms.optimizer_state import complete_state, load_optimizer, optimizer_tensors
+from adloco.algorithms.optimizer_state import (
+    complete_state,
+    load_optimizer,
+    optimizer_tensors,
+    state_sizes,
+)
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.messages import broadcast_state
@@ -118,6 +123,7 @@ class _AppliedFates:
         for worker in workers:
             for optimizer in worker.optimizers:
                 complete_state(optimizer)
+        self._require_same_states()
         states = [
             [tensor for optimizer in worker.optimizers for tensor in optimizer_tensors(optimizer)]
             for worker in workers
@@ -125,6 +131,25 @@ class _AppliedFates:
         means = self._mean(states, self._weights)
         for state in states:
             copy_all(means, state)
+
+    def _require_same_states(self) -> None:
+        """Raise ValueError on all ranks if workers' inner optimizers have states of other sizes.
+
+        Alone, the ranks that see it would leave the others waiting in the sum.
+        """
+        sizes = self._placement.gather(
+            {
+                worker.id: [size for each in worker.optimizers for size in state_sizes(each)]
+                for worker in self._workers.values()
+            }
+        )
+        first, *others = self._homes
+        unlike = next((other for other in others if sizes[other] != sizes[first]), None)
+        require(
+            unlike is None,
+            f"the inner optimizers of workers {first} and {unlike} have no mean, because they have "
+            "not taken steps with the same parameters; set merge.inner_state keep or reset",
+        )
 
     def requests(self) -> None:
         survivor, members = self._survivor, self._members

@@ -28,6 +28,14 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     ]
 
 
+def state_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Number of elements in the state of each parameter."""
+    return [
+        sum(tensor.numel() for tensor in split_state(state)[1].values())
+        for state in _states(optimizer).values()
+    ]
+
+
 def _states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
     """The state of each parameter, empty before its first gradient."""
     # Some optimizers have an entry that belongs to no parameter.
@@ -36,23 +44,15 @@ def _states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
 
 
 def complete_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that had no gradient yet the state before a first step, zeros, as far as
+    """Give parameters that had no gradient yet the state before a first step, if it is zeros and
     another parameter shows what it consists of.
-
-    Raises:
-        ValueError: The optimizer does not begin with zeros.
     """
     states = _states(optimizer)
     missing = [parameter for parameter, state in states.items() if not state]
     # Of a parameter without dimensions a count of steps looks like a moment.
     known = [(owner, state) for owner, state in states.items() if state and owner.ndim]
-    if not (missing and known):
+    if not (missing and known and begins_with_zeros(optimizer)):
         return
-    require(
-        begins_with_zeros(optimizer),
-        f"the states of {type(optimizer).__name__} cannot be averaged where some parameters had no "
-        "gradient yet; set merge.inner_state keep or reset",
-    )
     owner, shown = known[0]
     for parameter in missing:
         optimizer.state[parameter] = {

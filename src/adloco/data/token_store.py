@@ -195,7 +195,13 @@ class TokenStore:
                 self._feed(state), self.folder, self.tokenizer, state.dtype, pool, ahead
             )
         chunk, arrays = next(self._pending)
-        self.state = self._append(state, chunk, arrays)
+        try:
+            self.state = self._append(state, chunk, arrays)
+        except OSError as error:  # That of a full disk names no file.
+            raise ValueError(
+                f"the token cache {self.folder} cannot be written ({error.strerror}); make room, "
+                "or set data.cache to another folder"
+            ) from error
         self._pending_from = self.state.chunks
 
     def _append(self, state: State, chunk: Chunk, arrays: Arrays) -> State:
