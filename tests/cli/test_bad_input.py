@@ -125,6 +125,10 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--model.vocab_size", "99999999"], "model.vocab_size must be < 16,777,216, got"),
         (["--data.cache", "/proc/nope"], "data.cache '/proc/nope' cannot be written"),
         (["--run.folder", "/proc/nope/run"], "run folder '/proc/nope/run' cannot be made"),
+        (
+            ["--run.folder", "/tmp/\udcff"],
+            "run.folder must be UTF-8, as a recipe is, got '/tmp/\\udcff'",
+        ),
         (["--unknown"], "unrecognized arguments: --unknown; see adloco train --help"),
         (["--resum=x"], "unrecognized arguments: --resum=x (did you mean --resume?)"),
         (["--r"], "unrecognized arguments: --r"),
@@ -204,6 +208,17 @@ def test_an_existing_run_folder(
         "exists already; use another --run.folder, or resume it by adloco train --resume"
         in capsys.readouterr().err
     )
+
+
+def test_the_line_that_resumes_a_run_can_be_copied_into_a_shell(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's $HOME;"
+    words = ["train", "diloco", *small, "--run.folder", str(folder)]
+    assert main(words) == 0
+    assert main(words) == 2
+    line = capsys.readouterr().err.partition(" resume it by ")[2].partition(" (from Python")[0]
+    assert shlex.split(line) == ["adloco", "train", "--resume", str(folder)]
 
 
 def test_a_text_shorter_than_a_window(

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ from adloco.cli import opening
 from adloco.cli.arguments import take_settings
 from adloco.cli.closing import closing_lines
 from adloco.cli.live_view import SPARKLINE_COLUMNS, LiveView, sparkline
+from adloco.cli.main import main
 from adloco.cli.opening import joined_line, opening_lines
 from adloco.cli.run_text import clock
 from adloco.cli.terminal import say
@@ -227,6 +229,31 @@ def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) 
         assert pipe.getvalue() == ""
         show(next(run.rounds()), [])
     assert pipe.getvalue().startswith("round    1 ")
+
+
+@pytest.mark.parametrize("why", ["Broken pipe", "No space left on device"])
+def test_a_run_outlives_the_readers_of_what_it_says(
+    why: str,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As in `adloco train | head -1`, and with a file on a full disk."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if why.startswith("No"):
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    with os.fdopen(writer, "w") as end, monkeypatch.context() as lost:
+        lost.setattr(sys, "stdout", end)
+        assert main(["train", "diloco", *small]) == 0
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error == (
+        f"adloco: what is said here cannot be written ({why}); the run continues, and its "
+        "train.log has it"
+    )
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_views_show_what_a_round_took_of_a_gpu(run: TrainingRun) -> None:

@@ -95,7 +95,7 @@ def train(
     }
     given = {name: value for name, value in arguments.items() if value is not None}
     named = list(_by_name(given, settings).items())
-    console = open_console()
+    console = open_console(trains=True)
     with own_random_numbers():  # The run seeds torch, from which its caller may go on drawing.
         with working(console, "reading and tokenising text, building models ..."):
             run = (

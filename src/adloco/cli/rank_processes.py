@@ -21,6 +21,7 @@ from adloco.distributed.launch.local_ranks import INTERRUPTED, start_ranks
 from adloco.distributed.launch.rank_store import MEETING_POINT
 from adloco.distributed.placement.islands import island_shape
 from adloco.errors import OtherRankError, RankFailureError, exit_code, require
+from adloco.run.folder import resume_line
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Machines:
         from adloco.elastic.connections import give_up_after
         from adloco.elastic.machines import on_machines
 
-        console = open_console()
+        console = open_console(trains=True)
         say(console, f"meets {self.number} machines at {self.point} ...")
         if not secret and not address_towards(self.host).startswith(LOOPBACK):
             say(
@@ -200,7 +201,7 @@ class RankEnd:
         self._end(
             f"told to stop by {signal.Signals(number).name}, but another rank did not come within "
             "run.grace_seconds; what was trained since the newest checkpoint is lost; resume with: "
-            f"adloco train --resume {self.folder}",
+            f"{resume_line(self.folder)}",
             INTERRUPTED,
         )
 
@@ -208,7 +209,7 @@ class RankEnd:
         """The error, with the line that resumes the run after the failure of a rank."""
         if not isinstance(error, RankFailureError) or self.folder is None:
             return error
-        return RankFailureError(f"{error}; resume with: adloco train --resume {self.folder}")
+        return RankFailureError(f"{error}; resume with: {resume_line(self.folder)}")
 
     def _end(self, message: str, code: int, *, anyone: bool = False) -> None:
         log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ class Rewind(Command):
     """The round, 0 for the beginning."""
 
     def run(self) -> int:
-        from adloco.run.folder import FROM_PYTHON
+        from adloco.run.folder import FROM_PYTHON, resume_line
         from adloco.run.going_back import go_back
 
         folder = self.run_folder
@@ -35,5 +35,5 @@ class Rewind(Command):
             f"the run in {folder} is at round {self.round} again; newer checkpoints are kept in "
             f"{folder / 'checkpoints'} until you remove them: {', '.join(aside)}",
         )
-        say(console, f"resume it with: adloco train --resume {folder}{FROM_PYTHON}")
+        say(console, f"resume it with: {resume_line(folder)}{FROM_PYTHON}")
         return 0

@@ -2,12 +2,14 @@
 markup, and it cannot control the terminal.
 """
 
+import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
@@ -43,11 +45,51 @@ class Printable:
             yield segment._replace(text=text)
 
 
-def open_console(*, quiet: bool = False) -> Console:
-    """A console that shows every text as it is, without what would control the terminal."""
-    console = Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+def open_console(*, quiet: bool = False, trains: bool = False) -> Console:
+    """A console that shows every text as it is, without what would control the terminal.
+
+    trains: True for a run, which does not end because nobody can read what it says any more.
+    """
+    file = cast(IO[str], _Lossy(sys.stdout)) if trains and sys.stdout else None
+    console = Console(file=file, highlight=False, markup=False, emoji=False, quiet=quiet)
     console.push_render_hook(_PrintableHook())
     return console
+
+
+class _Lossy:
+    """Standard output that is given up once it takes nothing more: its reader has ended, its
+    terminal is gone, or its disk is full. Rich alone would end the process in the first case.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.encoding = file.encoding
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+    def write(self, text: str) -> int:
+        with self._given_up():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._given_up():
+            self._file.flush()
+
+    @contextmanager
+    def _given_up(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is still in the file's buffer goes there too, else Python's end would fail.
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._file.fileno())
+            os.close(nothing)
+            print_error(
+                f"what is said here cannot be written ({error.strerror}); the run continues, and "
+                "its train.log has it"
+            )
 
 
 def say(console: Console, text: str, style: str | None = None, indent: str = "") -> None:
@@ -107,8 +149,9 @@ def print_whole(
 
 
 def print_error(sentence: str, speaker: str = "adloco") -> None:
-    """Print a sentence on one line of stderr."""
-    print(f"{speaker}: {printable(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
+    """Print a sentence on one line of stderr, if it can be written."""
+    with suppress(OSError):
+        print(f"{speaker}: {printable(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
 
 
 @contextmanager

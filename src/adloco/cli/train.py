@@ -151,7 +151,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
         if code not in (0, INTERRUPTED):
             alerts.failed(f"its ranks ended with exit code {code}")
         if code == 0 and machines:  # The report was said where rank 0 is.
-            say(open_console(), f"the run in {folder} is complete")
+            say(open_console(trains=True), f"the run in {folder} is complete")
         return code
 
 

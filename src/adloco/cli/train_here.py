@@ -102,7 +102,7 @@ class _Process:
         # closed outside, where the error of another rank has that rank's message.
         try:
             with ExitStack() as opened, group:
-                console = open_console(quiet=this_rank() != 0)
+                console = open_console(quiet=this_rank() != 0, trains=True)
                 run, given = self._take_part(console)
                 log = opened.enter_context(train_log(run))
                 training = Training(
@@ -170,7 +170,7 @@ class _Process:
         if self.regrouping:
             self.regrouping.opened(run)
         if not self.joined and speaks_for_machine():
-            say(open_console(), joined_line(run))
+            say(open_console(trains=True), joined_line(run))
         self.joined = True
         return run, given
 

@@ -30,7 +30,7 @@ from adloco.report.page import PAGE, write_report
 from adloco.report.readable import BYTES, readable
 from adloco.rules.failure_signs import NewSigns
 from adloco.rules.outcome import no_success
-from adloco.run.folder import SUMMARY
+from adloco.run.folder import SUMMARY, resume_line
 from adloco.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Training:
         run = self.run
         self._log_start(settings)
         spent, page = run.finished, run.folder / PAGE
-        again = self.resume or f"adloco train --resume {run.folder}"
+        again = self.resume or resume_line(run.folder)
         if spent:
             self._say(f"{run.folder} has spent its budget already ({run.progress().budget})")
         else:

@@ -4,6 +4,7 @@ A recipe is a set of settings in sections; `adloco.config.sections` lists all of
 """
 
 import difflib
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
@@ -37,7 +38,7 @@ def read_values(recipe: str) -> Values:
         require(
             not (path / "recipe.toml").is_file(),
             f"{recipe!r} is the folder of a run and not a recipe; resume it with adloco train "
-            f"--resume {recipe}, or give its settings, {path / 'recipe.toml'}",
+            f"--resume {shlex.quote(recipe)}, or give its settings, {path / 'recipe.toml'}",
         )
         require(
             path.is_file(),

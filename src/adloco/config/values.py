@@ -18,6 +18,8 @@ from adloco.errors import one_of, require, shown
 
 SMALLEST, LARGEST = 1e-38, 1e38
 """Sizes of numbers other than 0, about those of float32: their squares fit in float64."""
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+"""Python's sign for a byte of the command line that is not UTF-8."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
 ITEMS = {int: "whole numbers", float: "numbers", str: "texts"}
 LISTS = (tuple, list, Sequence)
@@ -35,6 +37,10 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
         hint: The setting's type.
         value: What was given in a file, on the line or from Python.
     """
+    require(
+        not isinstance(value, str) or value.isascii() or not HALF_PAIR.search(value),
+        f"{name} must be UTF-8, as a recipe is, got {shown(str(value))}; rename what it names",
+    )
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value, get_origin(hint) in LISTS)
     return value if hint is str else _with_sizes(name, hint, value)

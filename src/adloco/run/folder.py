@@ -2,6 +2,7 @@
 
 import fcntl
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,8 +145,13 @@ def _taken(folder: Path) -> str:
         return f"--run.folder {str(folder)!r} is neither new nor an empty folder; give one that is"
     return (
         f"run folder {str(folder)!r} exists already; use another --run.folder, or resume it by "
-        f"adloco train --resume {folder}{FROM_PYTHON}"
+        f"{resume_line(folder)}{FROM_PYTHON}"
     )
+
+
+def resume_line(folder: Path | None) -> str:
+    """The line of a shell that resumes the run in a folder, whatever letters its name has."""
+    return f"adloco train --resume {shlex.quote(str(folder))}"
 
 
 def run_folder(folder: Path) -> Path:
@@ -177,8 +183,8 @@ def finished(folder: Path) -> Path:
     """The folder, after a check that the run in it has ended; ValueError if it has not."""
     require(
         (folder / SUMMARY).is_file(),
-        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: adloco "
-        f"train --resume {folder}{FROM_PYTHON}",
+        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: "
+        f"{resume_line(folder)}{FROM_PYTHON}",
     )
     return folder
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from adloco.errors import OutOfMemoryError
+from adloco.run.folder import resume_line
 from adloco.run.json_files import read_lines
 from adloco.run.record_types import MemoryLine
 
@@ -24,7 +25,7 @@ def noted(folder: Path, rounds: int, error: OutOfMemoryError) -> OutOfMemoryErro
     line = {"rounds_done": rounds, "message": str(error), "pass_limit": error.smaller}
     with (folder / FILE).open("a") as out:
         out.write(json.dumps(line) + "\n")
-    return OutOfMemoryError(f"{error}, as adloco train --resume {folder} does", error.smaller)
+    return OutOfMemoryError(f"{error}, as {resume_line(folder)} does", error.smaller)
 
 
 def limit(folder: Path) -> int:

@@ -10,7 +10,7 @@ from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.models.fixed_values import changed_fixed
 from adloco.models.problem_model import ProblemBuilder, ProblemModel
-from adloco.run.folder import MODEL
+from adloco.run.folder import MODEL, resume_line
 from adloco.tasks.problem_task import ProblemTaskSettings
 
 
@@ -36,7 +36,7 @@ def resume_call(recipe: Recipe, folder: Path) -> str:
     """The command that resumes a run, or the call in the script that has its problem."""
     if isinstance(recipe.task, ProblemTaskSettings):
         return f"adloco.train(resume={str(folder)!r}, problem=problem)"
-    return f"adloco train --resume {folder}"
+    return resume_line(folder)
 
 
 def builder_of(problem: Problem, recipe: Recipe, stored: Path | None) -> ProblemBuilder:

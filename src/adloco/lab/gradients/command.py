@@ -1,5 +1,6 @@
 """`adloco gradients`: measures the full gradient and the noise of batches around it."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,8 @@ class Gradients(TrainerCommand):
             f"{content['batch']:,}, loss {content['loss']:.4f}",
             soft_wrap=True,
         )
-        console.print(f"{path}; for the report: adloco report {self.run_folder}", soft_wrap=True)
+        report = shlex.join(["adloco", "report", str(self.run_folder)])
+        console.print(f"{path}; for the report: {report}", soft_wrap=True)
         return 0
 
 
