@@ -1,11 +1,11 @@
 """DiLoCo (arXiv 2311.08105) for your own training loop, which calls it after each inner step."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
@@ -212,19 +212,13 @@ class DiLoCo:
             f"the state is that of workers {state['workers']}, and here are {self._here}, which "
             "differ from them; let each rank save its own state and load it",
         )
-        replicas = [_kept(model, apart) for model in self.models]
-        require(  # A copy would repeat a smaller tensor.
-            not own or _shapes(state["replicas"]) == _shapes(replicas),
-            "the state is that of models with other parameters or buffers; load it with the models "
-            "that it was saved with",
-        )
         self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
         if not apart:
             self._outer.copy_all_to_workers(self._replicas)
         if own:
-            for index, replica in enumerate(replicas):
-                copy_all(state["replicas"][index], replica)
+            for index, model in enumerate(self.models):
+                copy_all(state["replicas"][index], _kept(model, apart))
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
         # Where replicas do not differ, no samples are counted; other ranks may have more models.
         self._samples = (
@@ -274,7 +268,3 @@ class DiLoCo:
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
     """What a state keeps of a replica: all of it, or what is its own where all are alike."""
     return all_tensors(model) if apart else [*state_buffers(model, floating=False)]
-
-
-def _shapes(replicas: Iterable[Iterable[Tensor]]) -> list[list[Size]]:
-    return [[tensor.shape for tensor in tensors] for tensors in replicas]
