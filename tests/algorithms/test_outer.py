@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import DiLoCo, Int1, OuterOptimizer, Streaming, place
+from adloco import DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
@@ -420,3 +420,19 @@ def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) ->
         step(used, weights[0], seed)
         step(fresh, weights[1], seed)
         assert weights[0].equal(weights[1])
+
+
+def test_steps_do_not_depend_on_the_default_device() -> None:
+    """As a script that sets it to a GPU has it; none of its tensors would be found here."""
+    given: list[dict[str, Any]] = [{}, {"wire": Int1()}, {"wire": Int2()}, {"wire": Int4()}]
+    for settings in given:
+        seen = []
+        for device in ("cpu", "meta"):
+            models = [linear(), linear()]
+            with torch.device(device):
+                diloco = DiLoCo(models, sync_every=1, **settings)
+                models[1].weight.data.add_(1.0)  # type: ignore[union-attr, operator]
+                diloco.step([1, 2])
+                diloco.load_state_dict(diloco.state_dict())
+            seen.append(models[0].weight)
+        assert seen[0].equal(seen[1])  # type: ignore[operator, arg-type]

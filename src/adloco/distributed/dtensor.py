@@ -168,7 +168,7 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
         whole = value.detach()
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
-        return whole.to("cpu", copy=copy).contiguous() if keep else torch.empty(0)
+        return whole.to("cpu", copy=copy).contiguous() if keep else torch.empty(0, device="cpu")
     if isinstance(value, Mapping):
         return {key: gather_shards(item, keep=keep, copy=copy) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
