@@ -1,17 +1,20 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
 import copy
+import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import load, save
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
+from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
@@ -420,6 +423,27 @@ def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) ->
         step(used, weights[0], seed)
         step(fresh, weights[1], seed)
         assert weights[0].equal(weights[1])
+
+
+def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint loads what the new object's state has, which is no momentum."""
+
+    def lone() -> DiLoCo:
+        torch.manual_seed(0)
+        return DiLoCo(linear(), sync_every=1)
+
+    def run() -> AdLoCo:
+        return make_run(outer=outer_sgd(0.7, 0.9, nesterov=True))
+
+    diloco, adloco = lone(), run()
+    diloco.step()
+    list(adloco.rounds(1))
+    for name, saved, new in (("lone", diloco, lone()), ("run", adloco, run())):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about a process group.
+            save({name: saved}, checkpoint_id=tmp_path / name, no_dist=True)
+            with pytest.raises(ValueError, match="the state has lost that of SGD: torch.dist"):
+                load({name: new}, checkpoint_id=tmp_path / name, no_dist=True)
 
 
 def test_steps_do_not_depend_on_the_default_device() -> None:
