@@ -1,6 +1,7 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
 import copy
+import pickle
 import warnings
 from functools import partial
 from pathlib import Path
@@ -444,6 +445,52 @@ def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: P
             save({name: saved}, checkpoint_id=tmp_path / name, no_dist=True)
             with pytest.raises(ValueError, match="the state has lost that of SGD: torch.dist"):
                 load({name: new}, checkpoint_id=tmp_path / name, no_dist=True)
+
+
+def copied_within_a_round() -> bool:
+    model = linear()
+    fully_shard(model)
+    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2), num_workers=1)
+    model(torch.ones(2, 3)).sum().backward()
+    diloco.step()
+    (saved,) = copy.deepcopy(diloco.state_dict())["replicas"]
+    return all(
+        one.full_tensor().equal(two.full_tensor())  # type: ignore[attr-defined]
+        for one, two in zip(saved, model.parameters(), strict=True)
+    )
+
+
+def test_a_state_within_a_round_can_be_copied_with_shards() -> None:
+    """torch cannot copy a shard with its gradient."""
+    assert run_on_ranks(copied_within_a_round, 2) == [True, True]
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_continues_as_the_original_does(through: Any, tau: int) -> None:
+    """Also within a round, and while a fragment travels."""
+
+    def advance(diloco: DiLoCo, steps: range) -> list[Tensor]:
+        for step in steps:
+            for worker, model in enumerate(diloco.models):
+                for parameter in model.parameters():
+                    parameter.data.add_(0.1 * (step + worker))
+            diloco.step()
+        return [parameter.detach() for model in diloco.models for parameter in model.parameters()]
+
+    def make() -> DiLoCo:
+        torch.manual_seed(0)
+        models = [nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)) for _ in range(2)]
+        streaming = Streaming(fragments=2, tau=tau)
+        return DiLoCo(models, sync_every=4, streaming=streaming, wire=Int1())
+
+    expected, diloco = advance(make(), range(12)), make()
+    for step in range(9):
+        continued = advance(through(diloco), range(step, 12))
+        assert all(one.equal(two) for one, two in zip(continued, expected, strict=True)), step
+        advance(diloco, range(step, step + 1))
+    with pytest.raises(ValueError, match="an AdLoCo holds threads and hooks, which cannot be cop"):
+        through(make_run())
 
 
 def test_steps_do_not_depend_on_the_default_device() -> None:

@@ -227,6 +227,16 @@ class DiLoCo:
         self._counted, self._inner_steps = state["counted"], state["inner_steps"]
         self._round_weights = list(state["round_weights"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have, with copies of the models."""
+        require(
+            self.placement.num_ranks == 1,
+            "a DiLoCo over several ranks holds their connections, which cannot be copied or "
+            "pickled; save its state_dict(), and load that into a new one",
+        )
+        self._outer.step()  # A mean in flight cannot be copied; see `state_dict`.
+        return vars(self)
+
     def _require_own_gradients(self, model: nn.Module) -> None:
         """Refuse a model whose gradients are averaged over several workers at every step."""
         own = self.placement.ranks_per_worker
@@ -267,4 +277,5 @@ class DiLoCo:
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
     """What a state keeps of a replica: all of it, or what is its own where all are alike."""
-    return all_tensors(model) if apart else [*state_buffers(model, floating=False)]
+    kept = all_tensors(model) if apart else state_buffers(model, floating=False)
+    return [tensor.detach() for tensor in kept]  # Without gradients, which copies would have, too.
