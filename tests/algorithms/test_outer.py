@@ -276,6 +276,10 @@ def test_refusal() -> None:
         DiLoCo([linear()] * 2, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
+    with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
+        DiLoCo(linear(), outer=None, sync_every=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="models must have parameters that require gradients"):
+        DiLoCo(linear().requires_grad_(False), outer=None, sync_every=1)
     with pytest.raises(
         ValueError, match="models must have one model for each of the 3 workers here, got 1"
     ):
@@ -426,6 +430,96 @@ def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) ->
         assert weights[0].equal(weights[1])
 
 
+def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
+    """They would be copied by repetition, or one parameter into another."""
+
+    def named(*names: str) -> nn.Module:
+        model = nn.Module()
+        for name in names:
+            model.register_parameter(name, nn.Parameter(torch.ones(2)))
+        return model
+
+    half, frozen = linear().bfloat16(), linear()
+    frozen.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
+    for pair, differing in (
+        ((nn.Linear(4, 1), nn.Linear(4, 4)), r"weight: \(1, 4\) of .* weight: \(4, 4\) of"),
+        ((nn.Linear(4, 4, bias=False), nn.Linear(4, 4)), "nothing: absent, worker 1 has bias"),
+        ((linear(), half), r"float32, trainable, worker 1 has weight: \(1, 3\) of torch.bfloat16"),
+        ((linear(), frozen), "trainable, worker 1 has bias: .* frozen"),
+        ((named("p", "q"), named("q", "p")), "0 has p: .*, worker 1 has q"),
+    ):
+        before = [parameter.clone() for model in pair for parameter in model.parameters()]
+        with pytest.raises(ValueError, match=f"must be the same for all workers, .*{differing}"):
+            DiLoCo(list(pair), sync_every=1)
+        after = [parameter for model in pair for parameter in model.parameters()]
+        assert all(one.equal(other) for one, other in zip(before, after, strict=True))
+
+
+def copied_within_a_round() -> bool:
+    model = linear()
+    fully_shard(model)
+    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2), num_workers=1)
+    model(torch.ones(2, 3)).sum().backward()
+    diloco.step()
+    (saved,) = copy.deepcopy(diloco.state_dict())["replicas"]
+    return all(
+        one.full_tensor().equal(two.full_tensor())  # type: ignore[attr-defined]
+        for one, two in zip(saved, model.parameters(), strict=True)
+    )
+
+
+def test_a_state_within_a_round_can_be_copied_with_shards() -> None:
+    """torch cannot copy a shard with its gradient."""
+    assert run_on_ranks(copied_within_a_round, 2) == [True, True]
+
+
+def each_with_its_own_settings() -> tuple[str, str]:
+    placement = place(2)
+    given: dict[str, Any] = {"placement": placement, "num_workers": 2}
+    with pytest.raises(ValueError, match="must be the same for all workers") as differing:
+        DiLoCo(linear(), sync_every=2 + placement.rank, **given)
+    with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
+        copy.deepcopy(DiLoCo(linear(), sync_every=2, **given))
+    return str(differing.value), str(copied.value)
+
+
+def test_ranks_with_other_settings_are_refused_and_copies_of_one() -> None:
+    for differing, copied in run_on_ranks(each_with_its_own_settings, 2):
+        assert "worker 0 has sync_every: 2, worker 1 has sync_every: 3" in differing
+        assert copied.endswith("save its state_dict(), and load that into a new one")
+
+
+def test_a_state_with_other_frozen_tensors_is_refused_before_anything_is_loaded() -> None:
+    """A copy would repeat the smaller ones."""
+
+    class Shifted(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.shift = nn.Parameter(torch.full((size,), 3.0), requires_grad=False)
+            self.register_buffer("seen", torch.full((size,), size))
+
+    for steps in (1, 2):  # Within a round, and at its end, where counts are saved alone.
+        saved, other = (DiLoCo(Shifted(size), sync_every=2) for size in (1, 4))
+        for _ in range(steps):
+            saved.models[0].weight.data.add_(1)  # type: ignore[union-attr, operator]
+            saved.step()
+        with pytest.raises(ValueError, match="that of a model with other parameters or buffers"):
+            other.load_state_dict(saved.state_dict())
+        (model,) = other.models
+        assert model.weight.tolist() == [1, 1]  # type: ignore[operator, union-attr]
+        assert model.seen.tolist() == [4] * 4  # type: ignore[operator, union-attr]
+
+
+def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
+    models = [nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)) for _ in range(2)]
+    plain = DiLoCo(models, sync_every=4)
+    plain.step([1, 2])
+    streaming = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=2))
+    with pytest.raises(ValueError, match="had other fragments when it was saved"):
+        streaming.load_state_dict(plain.state_dict())
+
+
 def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: Path) -> None:
     """torch.distributed.checkpoint loads what the new object's state has, which is no momentum."""
 
@@ -445,24 +539,6 @@ def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: P
             save({name: saved}, checkpoint_id=tmp_path / name, no_dist=True)
             with pytest.raises(ValueError, match="the state has lost that of SGD: torch.dist"):
                 load({name: new}, checkpoint_id=tmp_path / name, no_dist=True)
-
-
-def copied_within_a_round() -> bool:
-    model = linear()
-    fully_shard(model)
-    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2), num_workers=1)
-    model(torch.ones(2, 3)).sum().backward()
-    diloco.step()
-    (saved,) = copy.deepcopy(diloco.state_dict())["replicas"]
-    return all(
-        one.full_tensor().equal(two.full_tensor())  # type: ignore[attr-defined]
-        for one, two in zip(saved, model.parameters(), strict=True)
-    )
-
-
-def test_a_state_within_a_round_can_be_copied_with_shards() -> None:
-    """torch cannot copy a shard with its gradient."""
-    assert run_on_ranks(copied_within_a_round, 2) == [True, True]
 
 
 @pytest.mark.parametrize("tau", [0, 1])
