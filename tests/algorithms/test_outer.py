@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import load, save
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -367,8 +369,35 @@ def wrapped_in_ddp() -> str:
 
 def test_gradients_that_are_averaged_at_every_step_are_refused() -> None:
     (one, other) = run_on_ranks(wrapped_in_ddp, 2)
-    assert one == other
-    assert "or with a group of one worker's ranks (here 1)" in one
+    assert one.replace("here [0]", "here [1]") == other
+    assert "or with a group of one worker's ranks (here [0], not [0, 1])" in one
+
+
+def sharded_elsewhere() -> list[str]:
+    """Islands are neighbours, ranks 0 and 1 and ranks 2 and 3."""
+    strided = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inner", "worker"))["inner"]
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    neighbours = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
+    found = []
+    for model, sizes in (
+        (fully_shard(linear(), mesh=strided), {"shard_size": 2}),
+        (DistributedDataParallel(linear(), process_group=groups[dist.get_rank() % 2]), {}),
+        (fully_shard(linear(), mesh=neighbours), {"replica_size": 2}),
+    ):
+        placement = place(2, **sizes or {"replica_size": 2})  # type: ignore[arg-type]
+        with pytest.raises(ValueError) as refused:
+            DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
+        found.append(str(refused.value))
+    return found
+
+
+def test_ranks_of_other_workers_are_refused() -> None:
+    """Shard 0 of a weight would be averaged with shard 1, and gradients of two workers."""
+    for rank, found in enumerate(run_on_ranks(sharded_elsewhere, 4)):
+        here, not_here = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
+        for message in found[:2]:
+            assert message.endswith(f"a group of one worker's ranks (here {here}, not {not_here})")
+        assert f"2 shards, of which rank {rank} has number {rank % 2}, and the" in found[2]
 
 
 def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:

@@ -13,6 +13,7 @@ from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.dtensor import shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_tensors
 from adloco.distributed.placement.placement import OneProcess, Placement
@@ -254,15 +255,29 @@ class DiLoCo:
         return vars(self)
 
     def _require_own_gradients(self, model: nn.Module) -> None:
-        """Refuse a model whose gradients are averaged over several workers at every step."""
-        own = self.placement.ranks_per_worker
-        most = own if self.placement.num_ranks > 1 else math.inf
-        for wrapper, size in ranks_of_wrappers(model).items():
+        """Refuse a model whose gradients are averaged over several workers at every step, or whose
+        shards are elsewhere than the placement has them.
+        """
+        if self.placement.num_ranks == 1 or self.num_workers == 1:
+            return  # Nothing is exchanged.
+        size, shards = self.placement.ranks_per_worker, self.placement.shards
+        first = self.placement.rank // size * size
+        own = range(first, first + size)
+        for wrapper, ranks in ranks_of_wrappers(model).items():
             require(
-                size <= most,
-                f"a model is in {wrapper} over {size} ranks, which averages the gradients of "
+                ranks <= {*own},
+                f"a model is in {wrapper} over {len(ranks)} ranks, which averages the gradients of "
                 "several workers at every step; give the model without it, or with a group of one "
-                f"worker's ranks (here {own})",
+                f"worker's ranks (here {[*own]}, not {sorted(ranks)})",
+            )
+        expected = self.placement.rank % shards, shards
+        for name, parameter in model.named_parameters():
+            found = shard_of(parameter) or expected
+            require(
+                found == expected,
+                f"{name} has {found[1]} shards, of which rank {self.placement.rank} has number "
+                f"{found[0]}, and the placement has number {expected[0]} of {expected[1]} there; "
+                "give place() the shard_size of your mesh, and the mesh its ranks in rising order",
             )
 
     def _require_alike(self) -> None:
@@ -298,8 +313,8 @@ class DiLoCo:
             require(
                 len(now) == len(replica.params) and all(map(is_, now, replica.params)),
                 f"the trainable parameters of worker {worker} are others than when DiLoCo was "
-                "made, and would never be synced; make it again after parameters are frozen, "
-                "unfrozen or replaced (as load_state_dict(assign=True) does), or call "
+                "made, and would never be synced; make it again, between rounds, after parameters "
+                "are frozen, unfrozen or replaced (as load_state_dict(assign=True) does), or call "
                 "model.reshard() if FSDP has them gathered since a forward pass",
             )
             replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
