@@ -1,17 +1,23 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
 import copy
+import pickle
+import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint import load, save
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import DiLoCo, Int1, OuterOptimizer, Streaming, place
+from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
@@ -272,6 +278,10 @@ def test_refusal() -> None:
         DiLoCo([linear()] * 2, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
+    with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
+        DiLoCo(linear(), outer=None, sync_every=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="models must have parameters that require gradients"):
+        DiLoCo(linear().requires_grad_(False), outer=None, sync_every=1)
     with pytest.raises(
         ValueError, match="models must have one model for each of the 3 workers here, got 1"
     ):
@@ -359,8 +369,35 @@ def wrapped_in_ddp() -> str:
 
 def test_gradients_that_are_averaged_at_every_step_are_refused() -> None:
     (one, other) = run_on_ranks(wrapped_in_ddp, 2)
-    assert one == other
-    assert "or with a group of one worker's ranks (here 1)" in one
+    assert one.replace("here [0]", "here [1]") == other
+    assert "or with a group of one worker's ranks (here [0], not [0, 1])" in one
+
+
+def sharded_elsewhere() -> list[str]:
+    """Islands are neighbours, ranks 0 and 1 and ranks 2 and 3."""
+    strided = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inner", "worker"))["inner"]
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    neighbours = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
+    found = []
+    for model, sizes in (
+        (fully_shard(linear(), mesh=strided), {"shard_size": 2}),
+        (DistributedDataParallel(linear(), process_group=groups[dist.get_rank() % 2]), {}),
+        (fully_shard(linear(), mesh=neighbours), {"replica_size": 2}),
+    ):
+        placement = place(2, **sizes or {"replica_size": 2})  # type: ignore[arg-type]
+        with pytest.raises(ValueError) as refused:
+            DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
+        found.append(str(refused.value))
+    return found
+
+
+def test_ranks_of_other_workers_are_refused() -> None:
+    """Shard 0 of a weight would be averaged with shard 1, and gradients of two workers."""
+    for rank, found in enumerate(run_on_ranks(sharded_elsewhere, 4)):
+        here, not_here = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
+        for message in found[:2]:
+            assert message.endswith(f"a group of one worker's ranks (here {here}, not {not_here})")
+        assert f"2 shards, of which rank {rank} has number {rank % 2}, and the" in found[2]
 
 
 def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:
@@ -420,3 +457,158 @@ def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) ->
         step(used, weights[0], seed)
         step(fresh, weights[1], seed)
         assert weights[0].equal(weights[1])
+
+
+def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
+    """They would be copied by repetition, or one parameter into another."""
+
+    def named(*names: str) -> nn.Module:
+        model = nn.Module()
+        for name in names:
+            model.register_parameter(name, nn.Parameter(torch.ones(2)))
+        return model
+
+    half, frozen = linear().bfloat16(), linear()
+    frozen.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
+    for pair, differing in (
+        ((nn.Linear(4, 1), nn.Linear(4, 4)), r"weight: \(1, 4\) of .* weight: \(4, 4\) of"),
+        ((nn.Linear(4, 4, bias=False), nn.Linear(4, 4)), "nothing: absent, worker 1 has bias"),
+        ((linear(), half), r"float32, trainable, worker 1 has weight: \(1, 3\) of torch.bfloat16"),
+        ((linear(), frozen), "trainable, worker 1 has bias: .* frozen"),
+        ((named("p", "q"), named("q", "p")), "0 has p: .*, worker 1 has q"),
+    ):
+        before = [parameter.clone() for model in pair for parameter in model.parameters()]
+        with pytest.raises(ValueError, match=f"must be the same for all workers, .*{differing}"):
+            DiLoCo(list(pair), sync_every=1)
+        after = [parameter for model in pair for parameter in model.parameters()]
+        assert all(one.equal(other) for one, other in zip(before, after, strict=True))
+
+
+def copied_within_a_round() -> bool:
+    model = linear()
+    fully_shard(model)
+    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2), num_workers=1)
+    model(torch.ones(2, 3)).sum().backward()
+    diloco.step()
+    (saved,) = copy.deepcopy(diloco.state_dict())["replicas"]
+    return all(
+        one.full_tensor().equal(two.full_tensor())  # type: ignore[attr-defined]
+        for one, two in zip(saved, model.parameters(), strict=True)
+    )
+
+
+def test_a_state_within_a_round_can_be_copied_with_shards() -> None:
+    """torch cannot copy a shard with its gradient."""
+    assert run_on_ranks(copied_within_a_round, 2) == [True, True]
+
+
+def each_with_its_own_settings() -> tuple[str, str]:
+    placement = place(2)
+    given: dict[str, Any] = {"placement": placement, "num_workers": 2}
+    with pytest.raises(ValueError, match="must be the same for all workers") as differing:
+        DiLoCo(linear(), sync_every=2 + placement.rank, **given)
+    with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
+        copy.deepcopy(DiLoCo(linear(), sync_every=2, **given))
+    return str(differing.value), str(copied.value)
+
+
+def test_ranks_with_other_settings_are_refused_and_copies_of_one() -> None:
+    for differing, copied in run_on_ranks(each_with_its_own_settings, 2):
+        assert "worker 0 has sync_every: 2, worker 1 has sync_every: 3" in differing
+        assert copied.endswith("save its state_dict(), and load that into a new one")
+
+
+def test_a_state_with_other_frozen_tensors_is_refused_before_anything_is_loaded() -> None:
+    """A copy would repeat the smaller ones."""
+
+    class Shifted(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.shift = nn.Parameter(torch.full((size,), 3.0), requires_grad=False)
+            self.register_buffer("seen", torch.full((size,), size))
+
+    for steps in (1, 2):  # Within a round, and at its end, where counts are saved alone.
+        saved, other = (DiLoCo(Shifted(size), sync_every=2) for size in (1, 4))
+        for _ in range(steps):
+            saved.models[0].weight.data.add_(1)  # type: ignore[union-attr, operator]
+            saved.step()
+        with pytest.raises(ValueError, match="that of a model with other parameters or buffers"):
+            other.load_state_dict(saved.state_dict())
+        (model,) = other.models
+        assert model.weight.tolist() == [1, 1]  # type: ignore[operator, union-attr]
+        assert model.seen.tolist() == [4] * 4  # type: ignore[operator, union-attr]
+
+
+def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
+    models = [nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)) for _ in range(2)]
+    plain = DiLoCo(models, sync_every=4)
+    plain.step([1, 2])
+    streaming = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=2))
+    with pytest.raises(ValueError, match="had other fragments when it was saved"):
+        streaming.load_state_dict(plain.state_dict())
+
+
+def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint loads what the new object's state has, which is no momentum."""
+
+    def lone() -> DiLoCo:
+        torch.manual_seed(0)
+        return DiLoCo(linear(), sync_every=1)
+
+    def run() -> AdLoCo:
+        return make_run(outer=outer_sgd(0.7, 0.9, nesterov=True))
+
+    diloco, adloco = lone(), run()
+    diloco.step()
+    list(adloco.rounds(1))
+    for name, saved, new in (("lone", diloco, lone()), ("run", adloco, run())):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about a process group.
+            save({name: saved}, checkpoint_id=tmp_path / name, no_dist=True)
+            with pytest.raises(ValueError, match="the state has lost that of SGD: torch.dist"):
+                load({name: new}, checkpoint_id=tmp_path / name, no_dist=True)
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_continues_as_the_original_does(through: Any, tau: int) -> None:
+    """Also within a round, and while a fragment travels."""
+
+    def advance(diloco: DiLoCo, steps: range) -> list[Tensor]:
+        for step in steps:
+            for worker, model in enumerate(diloco.models):
+                for parameter in model.parameters():
+                    parameter.data.add_(0.1 * (step + worker))
+            diloco.step()
+        return [parameter.detach() for model in diloco.models for parameter in model.parameters()]
+
+    def make() -> DiLoCo:
+        torch.manual_seed(0)
+        models = [nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)) for _ in range(2)]
+        streaming = Streaming(fragments=2, tau=tau)
+        return DiLoCo(models, sync_every=4, streaming=streaming, wire=Int1())
+
+    expected, diloco = advance(make(), range(12)), make()
+    for step in range(9):
+        continued = advance(through(diloco), range(step, 12))
+        assert all(one.equal(two) for one, two in zip(continued, expected, strict=True)), step
+        advance(diloco, range(step, step + 1))
+    with pytest.raises(ValueError, match="an AdLoCo holds threads and hooks, which cannot be cop"):
+        through(make_run())
+
+
+def test_steps_do_not_depend_on_the_default_device() -> None:
+    """As a script that sets it to a GPU has it; none of its tensors would be found here."""
+    given: list[dict[str, Any]] = [{}, {"wire": Int1()}, {"wire": Int2()}, {"wire": Int4()}]
+    for settings in given:
+        seen = []
+        for device in ("cpu", "meta"):
+            models = [linear(), linear()]
+            with torch.device(device):
+                diloco = DiLoCo(models, sync_every=1, **settings)
+                models[1].weight.data.add_(1.0)  # type: ignore[union-attr, operator]
+                diloco.step([1, 2])
+                diloco.load_state_dict(diloco.state_dict())
+            seen.append(models[0].weight)
+        assert seen[0].equal(seen[1])  # type: ignore[operator, arg-type]

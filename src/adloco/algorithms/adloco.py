@@ -6,7 +6,7 @@ is LocalSGD. If there is also only one worker, it is plain training.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -313,6 +313,12 @@ class AdLoCo:
         self._bytes_before = self.placement.total_bytes() - total
         self._parts.halted.clear()
         self._round = Round(self.state, self._parts, 0, 0) if self.state.in_round else None
+
+    def __getstate__(self) -> NoReturn:
+        raise ValueError(
+            "an AdLoCo holds threads and hooks, which cannot be copied or pickled; save its "
+            "state_dict(), and load that into a new one"
+        )
 
     def _bytes_handed(self) -> Bytes:
         """Bytes that all ranks have given to collectives since the run began."""

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
+from adloco.distributed.dtensor import shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_tensors
 from adloco.distributed.placement.placement import OneProcess, Placement
@@ -63,13 +66,14 @@ class DiLoCo:
         num_workers: int | None = None,
     ) -> None:
         require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
+        require(sync_every % 1 == 0, f"sync_every must be a whole number, got {sync_every}")
         if isinstance(models, nn.Module) and type(models) is not nn.ModuleList:
             models = [models]
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
         self.sync_every = sync_every
         self.placement = placement or OneProcess()
-        self.num_workers = num_workers or len(self.models)
+        self.num_workers = len(self.models) if num_workers is None else num_workers
         self._here = self.placement.local(range(self.num_workers))
         require(
             len(self.models) == len(self._here),
@@ -85,7 +89,9 @@ class DiLoCo:
         )
         for model in self.models:
             self._require_own_gradients(model)
+        self._require_alike()
         owned = [parameter for model in self.models for parameter in trainable(model)]
+        require(bool(owned), "models must have parameters that require gradients, and have none")
         require(
             len({*owned}) == len(owned),
             "models of two workers have a trainable parameter in common, so they could not train "
@@ -203,8 +209,8 @@ class DiLoCo:
         with its own; where replicas do not differ, all may take that of one rank.
 
         Raises:
-            ValueError: It is that of other workers or of another model, or was saved with other
-                error feedback.
+            ValueError: It is that of other workers or of another model, was saved with other error
+                feedback or other fragments, or is not complete.
         """
         own, apart = state["workers"] == self._here, state["apart"]
         require(
@@ -212,13 +218,24 @@ class DiLoCo:
             f"the state is that of workers {state['workers']}, and here are {self._here}, which "
             "differ from them; let each rank save its own state and load it",
         )
+        kept = [_kept(model, apart) for model in self.models]
+        require(
+            not own or _shapes(state["replicas"]) == _shapes(kept),
+            "the state is that of a model with other parameters or buffers; load it with the model "
+            "that it was saved with",
+        )
+        require(
+            not state["counted"] or len(state["samples"]) == len(self._samples),
+            "the state counts samples by fragment, and had other fragments when it was saved; give "
+            "the same streaming",
+        )
         self._outer.discard_in_flight()
         self._outer.load_state_dict(state["outer"])
         if not apart:
             self._outer.copy_all_to_workers(self._replicas)
         if own:
-            for index, model in enumerate(self.models):
-                copy_all(state["replicas"][index], _kept(model, apart))
+            for index in range(len(self.models)):
+                copy_all(state["replicas"][index], kept[index])
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
         # Where replicas do not differ, no samples are counted; other ranks may have more models.
         self._samples = (
@@ -227,17 +244,67 @@ class DiLoCo:
         self._counted, self._inner_steps = state["counted"], state["inner_steps"]
         self._round_weights = list(state["round_weights"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have, with copies of the models."""
+        require(
+            self.placement.num_ranks == 1,
+            "a DiLoCo over several ranks holds their connections, which cannot be copied or "
+            "pickled; save its state_dict(), and load that into a new one",
+        )
+        self._outer.step()  # A mean in flight cannot be copied; see `state_dict`.
+        return vars(self)
+
     def _require_own_gradients(self, model: nn.Module) -> None:
-        """Refuse a model whose gradients are averaged over several workers at every step."""
-        own = self.placement.ranks_per_worker
-        most = own if self.placement.num_ranks > 1 else math.inf
-        for wrapper, size in ranks_of_wrappers(model).items():
+        """Refuse a model whose gradients are averaged over several workers at every step, or whose
+        shards are elsewhere than the placement has them.
+        """
+        if self.placement.num_ranks == 1 or self.num_workers == 1:
+            return  # Nothing is exchanged.
+        size, shards = self.placement.ranks_per_worker, self.placement.shards
+        first = self.placement.rank // size * size
+        own = range(first, first + size)
+        for wrapper, ranks in ranks_of_wrappers(model).items():
             require(
-                size <= most,
-                f"a model is in {wrapper} over {size} ranks, which averages the gradients of "
+                ranks <= {*own},
+                f"a model is in {wrapper} over {len(ranks)} ranks, which averages the gradients of "
                 "several workers at every step; give the model without it, or with a group of one "
-                f"worker's ranks (here {own})",
+                f"worker's ranks (here {[*own]}, not {sorted(ranks)})",
             )
+        expected = self.placement.rank % shards, shards
+        for name, parameter in model.named_parameters():
+            found = shard_of(parameter) or expected
+            require(
+                found == expected,
+                f"{name} has {found[1]} shards, of which rank {self.placement.rank} has number "
+                f"{found[0]}, and the placement has number {expected[0]} of {expected[1]} there; "
+                "give place() the shard_size of your mesh, and the mesh its ranks in rising order",
+            )
+
+    def _require_alike(self) -> None:
+        """Refuse models or settings that differ between workers: copies would repeat tensors or mix
+        them up, and syncs would meet those of other steps.
+        """
+        settings = {
+            "sync_every": str(self.sync_every),
+            "streaming": str(self._syncing.streaming),
+            "the wire format": type(self._syncing.wire).__name__,
+        }
+        mine = [
+            (worker, settings | _described(model))
+            for worker, model in zip(self._here, self.models, strict=True)
+        ]
+        everyone = [each for own in self.placement.all_values(mine) for each in own]
+        first, expected = everyone[0]
+        for worker, found in everyone:
+            # In their order, in which parameters are copied and synced.
+            for (name, one), (other_name, other) in zip_longest(
+                expected.items(), found.items(), fillvalue=("nothing", "absent")
+            ):
+                require(
+                    (name, one) == (other_name, other),
+                    "models and settings must be the same for all workers, but where worker "
+                    f"{first} has {name}: {one}, worker {worker} has {other_name}: {other}",
+                )
 
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
@@ -246,8 +313,8 @@ class DiLoCo:
             require(
                 len(now) == len(replica.params) and all(map(is_, now, replica.params)),
                 f"the trainable parameters of worker {worker} are others than when DiLoCo was "
-                "made, and would never be synced; make it again after parameters are frozen, "
-                "unfrozen or replaced (as load_state_dict(assign=True) does), or call "
+                "made, and would never be synced; make it again, between rounds, after parameters "
+                "are frozen, unfrozen or replaced (as load_state_dict(assign=True) does), or call "
                 "model.reshard() if FSDP has them gathered since a forward pass",
             )
             replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
@@ -265,6 +332,20 @@ class DiLoCo:
         return [count / total for count in counts]
 
 
+def _described(model: nn.Module) -> dict[str, str]:
+    """Facts about each tensor that all replicas have in common, by name, in order."""
+    return {
+        name: f"{tuple(tensor.shape)} of {tensor.dtype}, "
+        + ("trainable" if tensor.requires_grad else "frozen")
+        for name, tensor in written_tensors(model).items()
+    }
+
+
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
     """What a state keeps of a replica: all of it, or what is its own where all are alike."""
-    return all_tensors(model) if apart else [*state_buffers(model, floating=False)]
+    kept = all_tensors(model) if apart else state_buffers(model, floating=False)
+    return [tensor.detach() for tensor in kept]  # Without gradients, which copies would have, too.
+
+
+def _shapes(replicas: Sequence[Sequence[Tensor]]) -> list[list[torch.Size]]:
+    return [[tensor.shape for tensor in replica] for replica in replicas]

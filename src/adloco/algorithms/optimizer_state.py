@@ -110,11 +110,25 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
         tensor.zero_()
 
 
+def saved_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer, for `load_optimizer`, with the number of its entries."""
+    state = optimizer.state_dict()
+    return {**state, "entries": len(state["state"])}
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Load a copy of a saved state into an optimizer; an empty one makes it forget its own.
 
     The saved tensors are whole; each is sharded like its parameter.
+
+    Raises:
+        ValueError: It is that of another optimizer, or not complete.
     """
+    require(
+        saved.get("entries", 0) <= len(saved["state"]),
+        f"the state has lost that of {type(optimizer).__name__}: torch.distributed.checkpoint "
+        "loads no more than a new object has; save the state by torch.save, in a file of each rank",
+    )
     if not saved["state"]:
         forget(optimizer)
         if type(optimizer) in (torch.optim.SGD, *ADAMS, Muon):  # Its groups have settings alone.

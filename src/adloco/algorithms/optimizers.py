@@ -126,7 +126,9 @@ class OuterOptimizer:
         require_setting(
             known, self, "optimizer", "must name an optimizer of torch.optim such as SGD or Adam"
         )
-        parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))]
+        parameters = [
+            torch.nn.Parameter(torch.zeros(size, device="cpu")) for size in ((2, 2), (2,))
+        ]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         try:

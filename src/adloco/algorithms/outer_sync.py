@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Syncing
 from adloco.algorithms.model_state import Replica, copy_all
-from adloco.algorithms.optimizer_state import load_optimizer, optimizer_tensors
+from adloco.algorithms.optimizer_state import (
+    load_optimizer,
+    optimizer_tensors,
+    saved_optimizer,
+)
 from adloco.algorithms.optimizers import require_all
 from adloco.algorithms.short_types import is_short
 from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype, together
@@ -234,7 +238,7 @@ class OuterSync:
         return {
             "params": list(self.global_params),
             "buffers": list(self.buffers),
-            "optimizer": self.optimizer.state_dict() if self.optimizer else {},
+            "optimizer": saved_optimizer(self.optimizer) if self.optimizer else {},
             "feedback": self.syncing.residuals,
         }
 
@@ -254,10 +258,10 @@ class OuterSync:
             "the state is that of a model with other trainable parameters or averaged buffers; "
             "load it with the model that it was saved with",
         )
+        if self.optimizer:  # First, because it may refuse its state.
+            load_optimizer(self.optimizer, state["optimizer"])
         copy_all(state["params"], self.global_params)
         copy_all(state["buffers"], self.buffers)
-        if self.optimizer:
-            load_optimizer(self.optimizer, state["optimizer"])
 
     def _pick(self, fragment: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.fragments[fragment]]

@@ -31,7 +31,12 @@ from adloco.algorithms.method import Batching, Execution, Method, Problem, Synci
 from adloco.algorithms.micro_batch_limit import Halving
 from adloco.algorithms.model_state import ADVICE, Replica, copy_all, state_buffers
 from adloco.algorithms.muon_step import Muon
-from adloco.algorithms.optimizer_state import begins_with_zeros, forget, load_optimizer
+from adloco.algorithms.optimizer_state import (
+    begins_with_zeros,
+    forget,
+    load_optimizer,
+    saved_optimizer,
+)
 from adloco.algorithms.optimizers import InnerFactory, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
@@ -396,7 +401,7 @@ class Worker:
             ones (in the middle of a round).
         """
         return {
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizers": [saved_optimizer(optimizer) for optimizer in self.optimizers],
             "counters": list(self.counters),
             "residuals": list(self.replica.residuals),
             "params": list(self.replica.params) if with_params else [],

@@ -32,9 +32,17 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def ranks_of(tensor: Tensor) -> int:
-    """The ranks that have a part or a copy of a sharded tensor; 1 for any other."""
-    return tensor.device_mesh.size() if isinstance(tensor, DTensor) else 1
+def ranks_of(tensor: Tensor) -> set[int]:
+    """The ranks that have a part or a copy of a sharded tensor; none for any other."""
+    return {*tensor.device_mesh.mesh.flatten().tolist()} if isinstance(tensor, DTensor) else set()
+
+
+def shard_of(tensor: Tensor) -> tuple[int, int] | None:
+    """This rank's shard of a tensor and the number of its shards; None if it is not sharded."""
+    if not isinstance(tensor, DTensor):
+        return None
+    dimension = _sharded_dimension(tensor)
+    return tensor.device_mesh.get_local_rank(dimension), tensor.device_mesh.size(dimension)
 
 
 def first_element(tensor: Tensor) -> int:
@@ -168,7 +176,7 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
         whole = value.detach()
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
-        return whole.to("cpu", copy=copy).contiguous() if keep else torch.empty(0)
+        return whole.to("cpu", copy=copy).contiguous() if keep else torch.empty(0, device="cpu")
     if isinstance(value, Mapping):
         return {key: gather_shards(item, keep=keep, copy=copy) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -15,8 +15,12 @@ class Transfers:
     """Runs transfers one after another, so that collectives meet in the same order on all ranks."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = new_stream(device)
         self._last: Future[float] | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Transfers, (self._device,)  # A copy has a stream of its own, and nothing in flight.
 
     def start(self, function: Callable[[], None]) -> Future[float]:
         """Run the function in the background once the transfers before it have ended; the result is

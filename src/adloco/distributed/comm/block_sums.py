@@ -47,7 +47,7 @@ class Rows:
         """
         blocks, short = wire.encode(values), self._short(wire.block)
         if len(short):
-            again = torch.arange(wire.block) % self.filled[short, None]
+            again = torch.arange(wire.block, device="cpu") % self.filled[short, None]
             place, again = to_device((short, again), values.device)
             blocks[place] = wire.encode(values[place].gather(1, again))
         return blocks
@@ -56,7 +56,7 @@ class Rows:
         """Set padding to 0, in place; not all formats decode it so. values: (rows, block)."""
         short = self._short(values.shape[1])
         if len(short):
-            beyond = torch.arange(values.shape[1]) >= self.filled[short, None]
+            beyond = torch.arange(values.shape[1], device="cpu") >= self.filled[short, None]
             place, beyond = to_device((short, beyond), values.device)
             values[place] = values[place].masked_fill_(beyond, 0.0)
         return values
@@ -109,7 +109,8 @@ def _sum_by_owners(
     """Each island adds up the rows that its workers own, and sends the encoded sum to all."""
     workers, group, me = islands.workers, islands.group, islands.me
     assert group is not None and me is not None
-    owners = torch.arange(len(workers)).repeat_interleave(torch.tensor(workers))[rows.owners]
+    counts = torch.tensor(workers, device="cpu")
+    owners = torch.arange(len(workers), device="cpu").repeat_interleave(counts)[rows.owners]
     shares = owners.bincount(minlength=len(workers)).tolist()
     order = owners.argsort(stable=True)
     rows = rows[torch.split(order, shares)[me]]

@@ -42,7 +42,7 @@ class CompressedSum:
         self._like = given.per_worker[0]
         self._buckets = bucket_indices(self._like)
         self.stats = SumStats([], [], [])
-        self._norms_sq = [torch.zeros(3, len(given.weights), dtype=torch.float64)]
+        self._norms_sq = [torch.zeros(3, len(given.weights), dtype=torch.float64, device="cpu")]
         """Squared norms of each bucket, (3, workers): of what workers wanted to send, of what they
         sent, and of the difference.
         """
@@ -130,10 +130,15 @@ class CompressedSum:
         has the same owner on every placement.
         """
         block = self._wire.block
-        counts = torch.tensor([self._num_rows(index) for index in indices])
-        begins = torch.tensor([first_element(self._like[index]) // block for index in indices])
-        sizes = torch.tensor([local(self._like[index]).numel() for index in indices])
-        number = torch.arange(int(counts.sum()))
+        counts, begins, sizes = torch.tensor(
+            [
+                [self._num_rows(index) for index in indices],
+                [first_element(self._like[index]) // block for index in indices],
+                [local(self._like[index]).numel() for index in indices],
+            ],
+            device="cpu",
+        )
+        number = torch.arange(int(counts.sum()), device="cpu")
         number -= (counts.cumsum(0) - counts).repeat_interleave(counts)
         owners = (number + begins.repeat_interleave(counts)) % self._islands.num_workers
         filled = sizes.repeat_interleave(counts) - number * block

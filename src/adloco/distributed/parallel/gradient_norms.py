@@ -154,4 +154,6 @@ def squared_norms(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(parts)).sum() if parts else torch.zeros((), dtype=torch.float64)
+    if not parts:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    return torch.stack(list(parts)).sum()

@@ -75,14 +75,16 @@ def repeats(tensor: Tensor) -> bool:
     return any(size > 1 and not step for size, step in sizes)
 
 
-def ranks_of_wrappers(model: nn.Module) -> dict[str, int]:
-    """The ranks that share the model's gradients at every step, by what shares them."""
-    ranks = {"shards": max(map(ranks_of, model.parameters()), default=1)}
+def ranks_of_wrappers(model: nn.Module) -> dict[str, set[int]]:
+    """The ranks that share the model's gradients at every step, by what shares them; of FSDP with
+    HYBRID_SHARD those that this rank talks to.
+    """
+    ranks = {"shards": set[int]().union(*map(ranks_of, model.parameters()))}
     for part in model.modules():  # A compiled model holds the wrapper.
         if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
-            outer = getattr(part, "_inter_node_pg", None)  # Of FSDP with HYBRID_SHARD.
-            size = dist.get_world_size(part.process_group)
-            ranks[type(part).__name__] = size * (dist.get_world_size(outer) if outer else 1)
+            groups = [part.process_group, getattr(part, "_inter_node_pg", None)]
+            found = [dist.get_process_group_ranks(group) for group in groups if group]
+            ranks[type(part).__name__] = set[int]().union(*found)
     return ranks
 
 

@@ -63,7 +63,7 @@ def set_up_matrix_products() -> None:
     the first gradient differed in rounding in 1 of 495 runs, and so did the rest of that run. With
     this function it was 0 of 726 (reproduce/LOG.md, 2026-11-21).
     """
-    square = torch.ones(256, 256)
+    square = torch.ones(256, 256, device="cpu")
     for left, right in ((square, square), (square.T, square), (square, square.T)):
         torch.mm(left, right)
 

@@ -78,5 +78,6 @@ class Int1:
 @functools.cache
 def _signs(device: torch.device) -> Tensor:
     """The eight signs of each byte, -1 or 1: float32 of shape (256, 8)."""
-    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    octets, places = (torch.arange(count, device="cpu") for count in (256, 8))
+    bits = octets[:, None] >> places & 1
     return (2 * bits - 1).float().to(device)

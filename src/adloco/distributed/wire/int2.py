@@ -102,8 +102,8 @@ def _signs(device: torch.device) -> tuple[Tensor, Tensor]:
     """The four codes of each byte as signs in float32: of the large ones, and of the others; else
     0. The four are one complex128, so they are looked up at once.
     """
-    octets = torch.arange(256)[:, None]
-    codes = octets >> torch.tensor([6, 4, 2, 0]) & 3
-    of_codes = torch.tensor([[-1, 0, 0, 1], [0, -1, 1, 0]], dtype=torch.float32)
+    octets = torch.arange(256, device="cpu")[:, None]
+    codes = octets >> torch.tensor([6, 4, 2, 0], device="cpu") & 3
+    of_codes = torch.tensor([[-1, 0, 0, 1], [0, -1, 1, 0]], dtype=torch.float32, device="cpu")
     large, others = (signs[codes].view(torch.complex128).flatten().to(device) for signs in of_codes)
     return large, others

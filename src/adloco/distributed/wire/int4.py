@@ -98,8 +98,9 @@ def table_levels(table: int) -> list[int]:
 @functools.cache
 def _codes(device: torch.device) -> Tensor:
     """The code of each cell: of the level that is nearest to its end next to zero."""
-    cells = torch.arange(-CELLS // 2, CELLS // 2)[:, None]
-    codes = [(cells - torch.tensor(table_levels(table))).abs().argmin(dim=1) for table in range(4)]
+    cells = torch.arange(-CELLS // 2, CELLS // 2, device="cpu")[:, None]
+    levels = [torch.tensor(table_levels(table), device="cpu") for table in range(4)]
+    codes = [(cells - own).abs().argmin(dim=1) for own in levels]
     return torch.cat(codes).to(device, torch.uint8)
 
 
@@ -109,7 +110,8 @@ def _pairs(device: torch.device) -> Tensor:
     pairs = [
         torch.cartesian_prod(levels, levels)
         for levels in (
-            torch.tensor(table_levels(table), dtype=torch.float32) / UNIT for table in range(4)
+            torch.tensor(table_levels(table), dtype=torch.float32, device="cpu") / UNIT
+            for table in range(4)
         )
     ]
     return torch.cat(pairs).view(torch.int64).flatten().to(device)
