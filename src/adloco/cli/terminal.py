@@ -63,10 +63,9 @@ class _Lossy:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self.encoding = file.encoding
 
-    def isatty(self) -> bool:
-        return self._file.isatty()
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
 
     def write(self, text: str) -> int:
         with self._given_up():

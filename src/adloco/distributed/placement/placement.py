@@ -40,7 +40,7 @@ from adloco.distributed.placement.threads import (
     Result,
     map_in_threads,
     num_cores,
-    set_up_matrix_products,
+    set_up_arithmetic,
 )
 from adloco.distributed.traffic import Bytes, Traffic
 from adloco.errors import require
@@ -83,7 +83,7 @@ class Placement:
             replicas: Replicas of each shard; an island has `shards` x `replicas` ranks.
             timeout_seconds: See `longest_wait`.
         """
-        set_up_matrix_products()
+        set_up_arithmetic()
         self.device = torch.device(device)
         """Device of this process's workers."""
         self.ranks_of_device = ranks_of_device

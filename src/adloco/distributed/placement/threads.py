@@ -56,16 +56,18 @@ def _wait(futures: Sequence[Future[Result]], on_failure: Callable[[], None]) -> 
             on_failure()
 
 
-def set_up_matrix_products() -> None:
-    """Make the process's first matrix products here, where nothing else runs.
+def set_up_arithmetic() -> None:
+    """Make the process's first matrix products and first cosine here, where nothing else runs.
 
-    The library behind them sets itself up on its first calls. When two threads made these at once,
-    the first gradient differed in rounding in 1 of 495 runs, and so did the rest of that run. With
-    this function it was 0 of 726 (reproduce/LOG.md, 2026-11-21).
+    The libraries behind them (MKL's, for cosines, exponentials and the like) set themselves up on
+    their first calls. When two threads made these at once, the first loss or gradient differed in
+    rounding in 5 of 1,775 runs, and so did the rest of that run. With this function it was 0 of
+    4,657 (reproduce/LOG.md, 2026-11-29).
     """
     square = torch.ones(256, 256, device="cpu")
     for left, right in ((square, square), (square.T, square), (square, square.T)):
         torch.mm(left, right)
+    square.cos()
 
 
 def num_cores() -> int:
