@@ -95,7 +95,8 @@ class BatchPlan:
 
         The offset counts samples from the first one of the step. (0, 0) stands for a pass in which
         this rank has no group. The rank must still take part, because the ranks reduce gradients
-        together; it computes the first sample of the step, weighted by 0.
+        together; it computes the first sample of the step, weighted by 0, which running statistics
+        (BatchNorm) see once more.
         """
         offsets = [0, *accumulate(self.micro_batches)]
         own = list(zip(offsets, self.micro_batches, strict=False))[rank :: self.ranks]
