@@ -189,3 +189,30 @@ def test_a_rank_is_killed_at(
     assert (folder / "summary.json").exists()
     assert without_copies(numbers_of(folder)) == without_copies(numbers_of(alone))
     assert last_tensors(folder) == last_tensors(alone)
+
+
+@pytest.mark.usefixtures("warm_python")
+@NEEDS_ELASTIC
+def test_a_rank_is_killed_in_the_round_after_a_failure(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Train,
+    undisturbed_alone: Undisturbed,
+) -> None:
+    """The failed rank has taken copies along, so those that remain make them again at once."""
+    alone = undisturbed_alone(THREE)
+    # In round 2, once all ranks have their copies of round 1; and as the next one trains it again.
+    deaths = {
+        2: ("adloco.algorithms.round:Round._gather", 2),
+        0: ("adloco.run.training_run:TrainingRun._round", 3),
+    }
+    monkeypatch.setenv("PYTHONPATH", ranks_that_die(tmp_path, deaths), prepend=os.pathsep)
+    ranks = ["--ranks", "3", "--run.on_rank_failure", "replace"]
+    done = train([*words_on_ranks(corpus, tmp_path, [*THREE, *COPIES]), *ranks])
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run"
+    starts = [json.loads(line) for line in (folder / "starts.jsonl").read_text().splitlines()]
+    assert [start["round"] for start in starts if start["kind"] == "regroup"] == [1, 1]
+    assert without_copies(numbers_of(folder)) == without_copies(numbers_of(alone))
+    assert last_tensors(folder) == last_tensors(alone)

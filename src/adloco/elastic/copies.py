@@ -1,10 +1,11 @@
 """Copies of a run's state in the memory of two islands, so that those that remain after a failure
 recover from a round that no disk has (`run.copy_every`); and on the disks of two machines.
 
-After a round each island copies the state of its own workers to host memory, and sends the copy to
-the next island on another machine. If one island or machine fails, the others still have all parts
-of that round. Where these two islands see different folders, a checkpoint makes a copy too, which
-its receiver writes to its disk, so that no machine's disk is needed to resume.
+After a round, and as it resumes after a failure, each island copies the state of its own workers to
+host memory, and sends the copy to the next island on another machine. If one island or machine
+fails, the others still have all parts of that round. Where these two islands see different folders,
+a checkpoint makes a copy too, which its receiver writes to its disk, so that no machine's disk is
+needed to resume.
 """
 
 import socket
@@ -41,11 +42,12 @@ class MemoryCopies:
         """The island to which each one sends its copies."""
         self._folders: list[int] = []
 
-    def place(self, folder: Path, placement: Placement, every: int) -> None:
-        """Choose where copies go, and forget those of the ranks before. Called on all ranks, when
-        the run's folder is there; `every` is `run.copy_every`.
+    def place(self, folder: Path, placement: Placement, every: int, resumed: str = "") -> None:
+        """Choose where copies go, and forget those of the ranks before, but for the checkpoint
+        `resumed`. Called on all ranks, when the run's folder is there; `every` is `run.copy_every`.
         """
-        self.parts, self.for_disk, self.bytes_kept = {}, {}, 0
+        self.parts = {name: kept for name, kept in self.parts.items() if name == resumed}
+        self.for_disk, self.bytes_kept = {}, 0
         self._ranks_per_island = size = placement.ranks_per_worker
         self._islands, self._island = placement.num_ranks // size, placement.rank // size
         self._every = every

@@ -52,6 +52,11 @@ class Recovered:
     bytes_received: int
     """Bytes of parts that this process has received from another island."""
 
+    @property
+    def save(self) -> str:
+        """Identity of the save that made the checkpoint."""
+        return str(self.parts[RUN][SAVE])
+
 
 def load_newest_good(
     folder: Path,

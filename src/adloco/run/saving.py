@@ -241,10 +241,12 @@ class Copies(Protocol):
     bytes_kept: int
     """Bytes of tensors in the newest copies here."""
 
-    def place(self, folder: Path, placement: Placement, every: int) -> None:
+    def place(self, folder: Path, placement: Placement, every: int, resumed: str = "") -> None:
         """Begin in the run's folder, which is there, and forget what is here. Called on all ranks.
 
-        every: Rounds from one copy to the next; 0: none are made.
+        Args:
+            every: Rounds from one copy to the next; 0: none are made.
+            resumed: Name of the checkpoint from which the run resumes, whose copies stay.
         """
 
     @property

@@ -259,7 +259,10 @@ class TrainingRun:
                 run._best.add(placement.agree(run.records.read() if placement.is_rank_zero else []))
             if copies:
                 # Last: if a rank fails before, the others need what they have kept.
-                copies.place(folder, placement, run.recipe.run.copy_every)
+                copies.place(folder, placement, run.recipe.run.copy_every, found.checkpoint.name)
+                if found.checkpoint.name != found.newest_on_disk:
+                    # A rank that failed has taken copies along, and the next one may fail at once.
+                    run._keep_state(copies=copies.made, saves=not copies.made, save=found.save)
         return run
 
     def rounds(self) -> Iterator[Record]:
@@ -441,17 +444,17 @@ class TrainingRun:
         with self._memory.phase("evaluation"):
             return self.algorithm.evaluate_islands(share_of)
 
-    def _keep_state(self, *, copies: bool, saves: bool, last: bool) -> None:
+    def _keep_state(self, *, copies: bool, saves: bool, last: bool = False, save: str = "") -> None:
         """Keep copies of the state as it is now in the memory of others, and write a checkpoint.
 
-        last: It is the last of this start, which is waited for.
+        last: It is the last of this start, which is waited for; `save` is as in `_checkpoint`.
         """
         if not (copies or saves):
             return
         held = self.algorithm.num_parameters * len(self.algorithm.workers)
         large = self.device.type == "cpu" and held > COPIED_PARAMETERS
         waits = last or (large and not copies)  # Else there are copies, which can be written later.
-        content = cache(lambda: self._checkpoint(copy=copies or not waits))
+        content = cache(lambda: self._checkpoint(copy=copies or not waits, save=save))
         name = self._checkpoint_name()
         if copies and self.copies:
             self._bytes_checkpoint += self.copies.keep(name, content(), self.placement)
@@ -469,9 +472,9 @@ class TrainingRun:
         begun = int(self.placement.largest(here))
         return checkpoint.name_of(state.rounds_done, state.inner_steps + begun)
 
-    def _checkpoint(self, *, copy: bool = False) -> dict[str, Any]:
-        """The parts of a checkpoint that this process writes; NonFiniteLossError if the state has
-        infinite numbers.
+    def _checkpoint(self, *, copy: bool = False, save: str = "") -> dict[str, Any]:
+        """The parts of a checkpoint that this process writes, as another save or as the one that
+        has this state already; NonFiniteLossError if the state has infinite numbers.
 
         copy: Their tensors are copies, which can be read while training continues.
         """
@@ -492,6 +495,6 @@ class TrainingRun:
             parts[RUN] = {"run": about, "algorithm": parts[RUN]}
         self._saves += 1  # On all ranks, which make checkpoints together.
         return {
-            name: {**part, checkpoint.SAVE: f"{self._start_id}-{self._saves}"}
+            name: {**part, checkpoint.SAVE: save or f"{self._start_id}-{self._saves}"}
             for name, part in parts.items()
         }
