@@ -1,10 +1,10 @@
-"""How often a process's first passes, made by two threads at once, differ from those of others.
+"""How often what two threads of a new process compute first, at once, differs between processes.
 
-    python reproduce/first_calls.py 500           # for so many seconds, as adloco does
-    python reproduce/first_calls.py 500 --bare    # without `set_up_arithmetic`
+    python reproduce/first_calls.py passes 500           # for so many seconds, as adloco does
+    python reproduce/first_calls.py passes 500 --bare    # without `set_up_arithmetic`
 
 Each process is forked from one that has computed nothing. Prints the number of processes, and how
-many of them had each result.
+many of them had each result. Run two at once: on idle cores it is rarer.
 """
 
 import json
@@ -12,8 +12,12 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from hashlib import sha256
+from threading import Barrier
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
@@ -23,28 +27,50 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 259}
 
 
-def first_passes(seed: int) -> tuple[str, str]:
-    """Loss and sum of all gradients of a small Llama's first pass in bf16, to the last bit."""
-    generator = torch.Generator().manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    for parameter in model.parameters():
-        parameter.data.normal_(std=0.02, generator=generator)
-    tokens = torch.randint(256, (4, 32), generator=generator)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    total = sum(parameter.grad.double().sum().item() for parameter in model.parameters())
-    return loss.item().hex(), total.hex()
+def passes() -> Callable[[], list[Tensor]]:
+    """A small Llama's first loss and gradients in bf16."""
+    torch.manual_seed(0)
+    model, tokens = LlamaForCausalLM(LlamaConfig(**SIZES)), torch.randint(256, (4, 32))
+
+    def compute() -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    return compute
 
 
-def in_a_process(*, bare: bool) -> str:
+def cosine() -> Callable[[], list[Tensor]]:
+    """Cosines of 512 numbers."""
+    torch.manual_seed(0)
+    numbers = (torch.arange(32.0)[:, None] * torch.rand(1, 8)).repeat(1, 2)
+    return lambda: [numbers.cos()]
+
+
+def product() -> Callable[[], list[Tensor]]:
+    """A product of matrices."""
+    torch.manual_seed(0)
+    matrix = torch.randn(64, 64)
+    return lambda: [matrix @ matrix]
+
+
+def in_a_process(make: Callable[[], Callable[[], list[Tensor]]], *, bare: bool) -> str:
     """What both threads of a new process find, as JSON."""
     read, write = os.pipe()
     if (process := os.fork()) == 0:
+        given, together = [make(), make()], Barrier(2)
         if not bare:
             set_up_arithmetic()
-        found = map_in_threads(first_passes, [0, 1], lambda: None, 2, torch.device("cpu"))
-        os.write(write, json.dumps(found).encode())
+
+        def found(compute: Callable[[], list[Tensor]]) -> str:
+            together.wait()
+            tensors = compute()
+            return sha256(b"".join(each.numpy().tobytes() for each in tensors)).hexdigest()
+
+        device = torch.device("cpu")
+        results = map_in_threads(found, given, together.abort, 2, device)
+        os.write(write, json.dumps(results).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as result:
@@ -54,10 +80,11 @@ def in_a_process(*, bare: bool) -> str:
 
 
 def main() -> None:
-    end = time.monotonic() + float(sys.argv[1])
+    make = {each.__name__: each for each in (passes, cosine, product)}[sys.argv[1]]
+    end = time.monotonic() + float(sys.argv[2])
     found = Counter[str]()
     while time.monotonic() < end:
-        found[in_a_process(bare="--bare" in sys.argv)] += 1
+        found[in_a_process(make, bare="--bare" in sys.argv)] += 1
     print(f"{found.total()} processes: {sorted(found.values(), reverse=True)} had the same result")
 
 

@@ -234,8 +234,8 @@ class DiLoCo:
         if not apart:
             self._outer.copy_all_to_workers(self._replicas)
         if own:
-            for index in range(len(self.models)):
-                copy_all(state["replicas"][index], kept[index])
+            for index, targets in enumerate(kept):
+                copy_all(state["replicas"][index], targets)
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
         # Where replicas do not differ, no samples are counted; other ranks may have more models.
         self._samples = (

@@ -198,6 +198,7 @@ class RankEnd:
 
     def after_signal(self, number: int) -> None:
         """Say that the signal came while this rank waited for another one; end this process."""
+        assert self.folder  # It trains.
         self._end(
             f"told to stop by {signal.Signals(number).name}, but another rank did not come within "
             "run.grace_seconds; what was trained since the newest checkpoint is lost; resume with: "

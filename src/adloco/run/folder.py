@@ -149,7 +149,7 @@ def _taken(folder: Path) -> str:
     )
 
 
-def resume_line(folder: Path | None) -> str:
+def resume_line(folder: Path) -> str:
     """The line of a shell that resumes the run in a folder, whatever letters its name has."""
     return f"adloco train --resume {shlex.quote(str(folder))}"
 
