@@ -57,12 +57,12 @@ def _wait(futures: Sequence[Future[Result]], on_failure: Callable[[], None]) -> 
 
 
 def set_up_arithmetic() -> None:
-    """Make the process's first matrix products and first cosine here, where nothing else runs.
+    """Make the process's first cosine and matrix products here, where nothing else runs.
 
-    The libraries behind them (MKL's, for cosines, exponentials and the like) set themselves up on
-    their first calls. When two threads made these at once, the first loss or gradient differed in
-    rounding in 5 of 1,775 runs, and so did the rest of that run. With this function it was 0 of
-    4,657 (reproduce/LOG.md, 2026-11-29).
+    MKL's vector mathematics (cosines, exponentials and the like) sets itself up on its first call.
+    When two threads made it at once, the cosines of one differed in rounding in 18 of 22,032
+    processes, and so did the rest of such a run. After this it was 0 of 6,590. The products are
+    there because a first gradient differed so on another machine (reproduce/LOG.md, 2026-11-29).
     """
     square = torch.ones(256, 256, device="cpu")
     for left, right in ((square, square), (square.T, square), (square, square.T)):
