@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import load, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
@@ -377,14 +382,17 @@ def sharded_elsewhere() -> list[str]:
     """Islands are neighbours, ranks 0 and 1 and ranks 2 and 3."""
     strided = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inner", "worker"))["inner"]
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    own = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     neighbours = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
-    found = []
+    on_cpu = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
+    rank, found = dist.get_rank(), []
     for model, sizes in (
         (fully_shard(linear(), mesh=strided), {"shard_size": 2}),
-        (DistributedDataParallel(linear(), process_group=groups[dist.get_rank() % 2]), {}),
+        (DistributedDataParallel(linear(), process_group=groups[rank % 2]), {"replica_size": 2}),
         (fully_shard(linear(), mesh=neighbours), {"replica_size": 2}),
+        (on_cpu(linear(), process_group=own[rank // 2]), {"shard_size": 2}),
     ):
-        placement = place(2, **sizes or {"replica_size": 2})  # type: ignore[arg-type]
+        placement = place(2, **sizes)  # type: ignore[arg-type]
         with pytest.raises(ValueError) as refused:
             DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
         found.append(str(refused.value))
@@ -397,7 +405,35 @@ def test_ranks_of_other_workers_are_refused() -> None:
         here, not_here = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
         for message in found[:2]:
             assert message.endswith(f"a group of one worker's ranks (here {here}, not {not_here})")
-        assert f"2 shards, of which rank {rank} has number {rank % 2}, and the" in found[2]
+        assert found[2].startswith(
+            "ranks 0 and 1 must have the same part of weight, but have shard 0 of 2 and shard 1 of"
+        )
+        assert found[3].startswith("a model is in FullyShardedDataParallel, whose shards cannot")
+
+
+def in_tensor_parallel() -> list[list[float]]:
+    """Worker m, of ranks 2m and 2m + 1, adds m to all parameters."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    placement = place(2, shard_size=2)
+    diloco = DiLoCo(model, outer=None, sync_every=1, placement=placement, num_workers=2)
+    before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(float(placement.rank // 2))
+    diloco.step()
+    return [
+        (parameter.detach().full_tensor() - was).flatten().tolist()  # type: ignore[attr-defined]
+        for parameter, was in zip(model.parameters(), before, strict=True)
+    ]
+
+
+def test_models_in_tensor_parallel_are_synced() -> None:
+    """Their shards are columns, too, and the bias of such a layer is whole."""
+    for moved in run_on_ranks(in_tensor_parallel, 4):
+        assert [len(each) for each in moved] == [16, 4, 8, 2]
+        assert np.concatenate(moved) == pytest.approx(0.5)
 
 
 def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:
@@ -468,6 +504,7 @@ def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
             model.register_parameter(name, nn.Parameter(torch.ones(2)))
         return model
 
+    DiLoCo([torch.compile(linear()), linear()], sync_every=1)  # type: ignore[list-item]
     half, frozen = linear().bfloat16(), linear()
     frozen.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
     for pair, differing in (
@@ -507,6 +544,8 @@ def each_with_its_own_settings() -> tuple[str, str]:
     given: dict[str, Any] = {"placement": placement, "num_workers": 2}
     with pytest.raises(ValueError, match="must be the same for all workers") as differing:
         DiLoCo(linear(), sync_every=2 + placement.rank, **given)
+    with pytest.raises(ValueError, match="Int4, 36 .* for 64 .* Int4, 68 bytes for 128 values"):
+        DiLoCo(linear(), sync_every=2, wire=Int4(block=64 << placement.rank), **given)
     with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
         copy.deepcopy(DiLoCo(linear(), sync_every=2, **given))
     return str(differing.value), str(copied.value)

@@ -15,7 +15,7 @@ from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_sha
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.dtensor import shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_tensors
+from adloco.distributed.parallel.layers import FSDP1, layers, ranks_of_wrappers, written_tensors
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -90,6 +90,7 @@ class DiLoCo:
         for model in self.models:
             self._require_own_gradients(model)
         self._require_alike()
+        self._require_same_shards()
         owned = [parameter for model in self.models for parameter in trainable(model)]
         require(bool(owned), "models must have parameters that require gradients, and have none")
         require(
@@ -256,11 +257,11 @@ class DiLoCo:
 
     def _require_own_gradients(self, model: nn.Module) -> None:
         """Refuse a model whose gradients are averaged over several workers at every step, or whose
-        shards are elsewhere than the placement has them.
+        shards are of a kind that a sync takes for whole tensors.
         """
         if self.placement.num_ranks == 1 or self.num_workers == 1:
             return  # Nothing is exchanged.
-        size, shards = self.placement.ranks_per_worker, self.placement.shards
+        size = self.placement.ranks_per_worker
         first = self.placement.rank // size * size
         own = range(first, first + size)
         for wrapper, ranks in ranks_of_wrappers(model).items():
@@ -270,14 +271,10 @@ class DiLoCo:
                 "several workers at every step; give the model without it, or with a group of one "
                 f"worker's ranks (here {[*own]}, not {sorted(ranks)})",
             )
-        expected = self.placement.rank % shards, shards
-        for name, parameter in model.named_parameters():
-            found = shard_of(parameter) or expected
             require(
-                found == expected,
-                f"{name} has {found[1]} shards, of which rank {self.placement.rank} has number "
-                f"{found[0]}, and the placement has number {expected[0]} of {expected[1]} there; "
-                "give place() the shard_size of your mesh, and the mesh its ranks in rising order",
+                wrapper != FSDP1 or len(ranks) == 1,
+                f"a model is in {wrapper}, whose shards cannot be told from whole tensors; shard "
+                "it by torch.distributed.fsdp.fully_shard",
             )
 
     def _require_alike(self) -> None:
@@ -287,7 +284,7 @@ class DiLoCo:
         settings = {
             "sync_every": str(self.sync_every),
             "streaming": str(self._syncing.streaming),
-            "the wire format": type(self._syncing.wire).__name__,
+            "the wire format": _size(self._syncing.wire),
         }
         mine = [
             (worker, settings | _described(model))
@@ -305,6 +302,25 @@ class DiLoCo:
                     "models and settings must be the same for all workers, but where worker "
                     f"{first} has {name}: {one}, worker {worker} has {other_name}: {other}",
                 )
+
+    def _require_same_shards(self) -> None:
+        """Refuse shards of which a rank has others than those that it exchanges or repeats."""
+        if self.num_workers == 1:
+            return  # Nothing is exchanged.
+        names = [name for name, _ in self.models[0].named_parameters()]
+        parts = self.placement.all_values(
+            [[shard_of(parameter) for parameter in model.parameters()] for model in self.models]
+        )
+        for rank, models in enumerate(parts):
+            like = rank % self.placement.shards
+            for found in models:
+                for name, one, other in zip(names, parts[like][0], found, strict=True):
+                    require(
+                        one == other,
+                        f"ranks {like} and {rank} must have the same part of {name}, but have "
+                        f"{one} and {other}; give place() the shard_size of your mesh, which has "
+                        "the shards of a model on neighbouring ranks",
+                    )
 
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
@@ -333,12 +349,22 @@ class DiLoCo:
 
 
 def _described(model: nn.Module) -> dict[str, str]:
-    """Facts about each tensor that all replicas have in common, by name, in order."""
+    """Facts about each tensor that all replicas have in common, by name, in order.
+
+    A replica may be compiled where another one is not, for which torch adds to its names.
+    """
     return {
-        name: f"{tuple(tensor.shape)} of {tensor.dtype}, "
+        name.replace("_orig_mod.", ""): f"{tuple(tensor.shape)} of {tensor.dtype}, "
         + ("trainable" if tensor.requires_grad else "frozen")
         for name, tensor in written_tensors(model).items()
     }
+
+
+def _size(wire: WireFormat | None) -> str:
+    """A wire format and what it sends."""
+    if wire is None:
+        return "none"
+    return f"{type(wire).__name__}, {wire.block_bytes} bytes for {wire.block} values"
 
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:

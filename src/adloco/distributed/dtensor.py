@@ -37,12 +37,17 @@ def ranks_of(tensor: Tensor) -> set[int]:
     return {*tensor.device_mesh.mesh.flatten().tolist()} if isinstance(tensor, DTensor) else set()
 
 
-def shard_of(tensor: Tensor) -> tuple[int, int] | None:
-    """This rank's shard of a tensor and the number of its shards; None if it is not sharded."""
+def shard_of(tensor: Tensor) -> str:
+    """This rank's part of a tensor in words: its shard over each dimension of a mesh, or all."""
     if not isinstance(tensor, DTensor):
-        return None
-    dimension = _sharded_dimension(tensor)
-    return tensor.device_mesh.get_local_rank(dimension), tensor.device_mesh.size(dimension)
+        return "all"
+    mesh = tensor.device_mesh
+    shards = [
+        f"shard {mesh.get_local_rank(dimension)} of {mesh.size(dimension)}"
+        for dimension, placement in enumerate(tensor.placements)
+        if not placement.is_replicate()
+    ]
+    return " of ".join(shards) or "all"
 
 
 def first_element(tensor: Tensor) -> int:

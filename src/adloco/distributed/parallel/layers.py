@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from adloco.distributed.dtensor import ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
 
+FSDP1 = FullyShardedDataParallel.__name__
 Fill = Callable[[nn.Module, nn.Module], None]
 """(model, part) -> None: gives memory and values to a part of a model built on the meta device.
 
