@@ -283,6 +283,8 @@ def test_refusal() -> None:
         DiLoCo([linear()] * 2, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
+    with pytest.raises(ValueError, match="for each of the 0 workers here, got 1"):
+        DiLoCo(linear(), outer=None, sync_every=1, num_workers=0)
     with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
         DiLoCo(linear(), outer=None, sync_every=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="models must have parameters that require gradients"):

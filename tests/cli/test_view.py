@@ -250,8 +250,8 @@ def test_a_run_outlives_the_readers_of_what_it_says(
         assert main(["train", "diloco", *small]) == 0
     (error,) = capsys.readouterr().err.splitlines()
     assert error == (
-        f"adloco: what is said here cannot be written ({why}); the run continues, and its "
-        "train.log has it"
+        f"adloco: standard output cannot be written ({why}); the run continues, and its train.log "
+        "has what is said there"
     )
     assert (tmp_path / "run" / "report.html").exists()
 

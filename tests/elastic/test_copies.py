@@ -40,6 +40,9 @@ def kept_and_found(folder: Path, failed: int) -> tuple[list[str], int, str, list
         assert not copies.due(number, saves=True, last=True)
         sent = copies.keep(f"round-{number}", parts_of(placement.rank, number), placement)
     assert sorted(copies.parts) == ["round-5", "round-6"]
+    # As ranks do that resume from round 6: until they have copied it again, they need these.
+    copies.place(folder, placement, 2, "round-6")
+    assert [*copies.parts] == ["round-6"]
     kept = sorted(copies.parts["round-6"])
     here = {} if placement.rank == failed else copies.parts
     found = load_newest_good(folder, placement, range(3), here)

@@ -202,7 +202,7 @@ class RankEnd:
         self._end(
             f"told to stop by {signal.Signals(number).name}, but another rank did not come within "
             "run.grace_seconds; what was trained since the newest checkpoint is lost; resume with: "
-            f"{resume_line(self.folder)}",
+            + resume_line(self.folder),
             INTERRUPTED,
         )
 

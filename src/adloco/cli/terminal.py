@@ -86,8 +86,8 @@ class _Lossy:
             os.dup2(nothing, self._file.fileno())
             os.close(nothing)
             print_error(
-                f"what is said here cannot be written ({error.strerror}); the run continues, and "
-                "its train.log has it"
+                f"standard output cannot be written ({error.strerror}); the run continues, and its "
+                "train.log has what is said there"
             )
 
 

@@ -38,7 +38,7 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
         value: What was given in a file, on the line or from Python.
     """
     require(
-        not isinstance(value, str) or value.isascii() or not HALF_PAIR.search(value),
+        not isinstance(value, str) or not HALF_PAIR.search(value),
         f"{name} must be UTF-8, as a recipe is, got {shown(str(value))}; rename what it names",
     )
     if isinstance(value, FlagText):

@@ -66,6 +66,15 @@ class StoredRun:
     changes: Sequence[Changed]
     """Settings that decide the numbers and are others than at the checkpoint."""
 
+    def require_unchanged(self, spent: str) -> None:
+        """Raise ValueError if settings change although the run has spent its budget."""
+        names = ", ".join(change.setting for change in self.changes)
+        require(
+            not names,
+            f"the run in {self.folder} has spent its budget ({spent}), so a change of {names} has "
+            "no effect; leave it out, or give a longer budget too (--run.tokens 2x)",
+        )
+
 
 def read_run(
     folder: Path, round: int | Literal["best"] | None = None, *, trust_recipe: bool = False

@@ -227,14 +227,9 @@ class TrainingRun:
             if not placement.agree((folder / SUMMARY).exists()):
                 state, size = run.algorithm.state, run._next_round()
                 run._budget.check_lowered(state, size, before, folder)
-            names = ", ".join(change.setting for change in stored.changes)
-            require(
-                # Ranks that remain after a failure drop workers also when only the report is left.
-                not (names and run.finished and kind == "resume"),
-                f"the run in {folder} has spent its budget ({run.progress().budget}), so a change "
-                f"of {names} has no effect; leave it out, or give a longer budget too "
-                "(--run.tokens 2x)",
-            )
+            # Ranks that remain after a failure drop workers also when only the report is left.
+            if run.finished and kind == "resume":
+                stored.require_unchanged(run.progress().budget)
             run.algorithm.state.skip_samples(skipped_by(stored.changes))
             run.notices += [change.text for change in stored.changes]
             run.notices += fewer_texts(recipe.data, recipe.method)
