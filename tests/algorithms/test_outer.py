@@ -546,6 +546,8 @@ def each_with_its_own_settings() -> tuple[str, str]:
     given: dict[str, Any] = {"placement": placement, "num_workers": 2}
     with pytest.raises(ValueError, match="must be the same for all workers") as differing:
         DiLoCo(linear(), sync_every=2 + placement.rank, **given)
+    with pytest.raises(ValueError, match="worker 0 has the outer optimizer: .*lr=0.5"):
+        DiLoCo(linear(), outer=OuterOptimizer(lr=(placement.rank + 1) / 2), sync_every=2, **given)
     with pytest.raises(ValueError, match="Int4, 36 .* for 64 .* Int4, 68 bytes for 128 values"):
         DiLoCo(linear(), sync_every=2, wire=Int4(block=64 << placement.rank), **given)
     with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
@@ -582,12 +584,18 @@ def test_a_state_with_other_frozen_tensors_is_refused_before_anything_is_loaded(
 
 
 def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
-    models = [nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)) for _ in range(2)]
-    plain = DiLoCo(models, sync_every=4)
-    plain.step([1, 2])
-    streaming = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=2))
-    with pytest.raises(ValueError, match="had other fragments when it was saved"):
-        streaming.load_state_dict(plain.state_dict())
+    models = [nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))) for _ in range(2)]
+    for samples in (None, [1, 2]):
+        plain = DiLoCo(models, sync_every=4)
+        streaming = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=3))
+        plain.step(samples)
+        if samples:
+            with pytest.raises(ValueError, match="had other fragments when it was saved"):
+                streaming.load_state_dict(plain.state_dict())
+        for _ in range(3):
+            plain.step(samples)
+        streaming.load_state_dict(plain.state_dict())  # Nothing is counted after a sync of all.
+        assert [streaming.step(samples) for _ in range(4)] == [False, False, False, True]
 
 
 def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: Path) -> None:

@@ -225,8 +225,9 @@ class DiLoCo:
             "the state is that of a model with other parameters or buffers; load it with the model "
             "that it was saved with",
         )
+        fits = len(state["samples"]) == len(self._samples)
         require(
-            not state["counted"] or len(state["samples"]) == len(self._samples),
+            fits or not (apart and state["counted"]),
             "the state counts samples by fragment, and had other fragments when it was saved; give "
             "the same streaming",
         )
@@ -238,9 +239,11 @@ class DiLoCo:
             for index, targets in enumerate(kept):
                 copy_all(state["replicas"][index], targets)
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
-        # Where replicas do not differ, no samples are counted; other ranks may have more models.
+        # Where replicas do not differ, nothing was trained since; other ranks may have more models.
         self._samples = (
-            list(state["samples"]) if own else [[0.0] * len(self.models) for _ in self._samples]
+            list(state["samples"])
+            if own and fits
+            else [[0.0] * len(self.models) for _ in self._samples]
         )
         self._counted, self._inner_steps = state["counted"], state["inner_steps"]
         self._round_weights = list(state["round_weights"])
@@ -281,7 +284,9 @@ class DiLoCo:
         """Refuse models or settings that differ between workers: copies would repeat tensors or mix
         them up, and syncs would meet those of other steps.
         """
+        outer = self._syncing.outer
         settings = {
+            "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
             "sync_every": str(self.sync_every),
             "streaming": str(self._syncing.streaming),
             "the wire format": _size(self._syncing.wire),
