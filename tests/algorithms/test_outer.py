@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import load, save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
@@ -276,6 +276,10 @@ def test_refusal() -> None:
         counted.step(samples=[4, 4])
     with pytest.raises(ValueError, match="models of two workers have a trainable parameter in com"):
         DiLoCo([linear()] * 2, outer=None, sync_every=1)
+    words = torch.randn(5, 2)
+    embeddings = [nn.Embedding.from_pretrained(words, freeze=False) for _ in range(2)]
+    with pytest.raises(ValueError, match="or two in one memory, so they could not train apart"):
+        DiLoCo(embeddings, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
@@ -388,6 +392,16 @@ def sharded_elsewhere() -> list[str]:
         with pytest.raises(ValueError) as refused:
             DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
         found.append(str(refused.value))
+    cut = partial(
+        FullyShardedDataParallel,
+        process_group=neighbours.get_group(),
+        device_id=torch.device("cpu"),
+    )
+    whole = {"placement": place(2, replica_size=2), "num_workers": 2}
+    DiLoCo(cut(linear(), sharding_strategy=ShardingStrategy.NO_SHARD), sync_every=1, **whole)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="shard it by fully_shard"):
+        # Its two pieces of two values are alike, and were averaged with each other.
+        DiLoCo(cut(linear()), sync_every=1, **whole)  # type: ignore[arg-type]
     return found
 
 

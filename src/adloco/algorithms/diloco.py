@@ -10,12 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
-from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
+from adloco.algorithms.model_state import (
+    Replica,
+    all_tensors,
+    check_apart,
+    copy_all,
+    state_buffers,
+)
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.dtensor import shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import layers, ranks_of_wrappers, written_tensors
+from adloco.distributed.parallel.layers import (
+    in_flat_shards,
+    layers,
+    ranks_of_wrappers,
+    written_tensors,
+)
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -90,14 +101,12 @@ class DiLoCo:
         for model in self.models:
             self._require_own_gradients(model)
         self._require_alike()
-        owned = [parameter for model in self.models for parameter in trainable(model)]
-        require(bool(owned), "models must have parameters that require gradients, and have none")
-        require(
-            len({*owned}) == len(owned),
-            "models of two workers have a trainable parameter in common, so they could not train "
-            "apart; give each worker a copy (copy.deepcopy)",
-        )
         first = self.models[0]
+        require(
+            bool(trainable(first)),
+            "models must have parameters that require gradients, and have none",
+        )
+        check_apart(self.models)
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
         # Buffers outside of the state, too: replicas may have drawn random ones.
@@ -270,6 +279,12 @@ class DiLoCo:
                 "several workers at every step; give the model without it, or with a group of one "
                 f"worker's ranks (here {[*own]}, not {sorted(ranks)})",
             )
+        require(
+            not in_flat_shards(model),
+            "a model is in FullyShardedDataParallel, whose pieces of parameters look like whole "
+            "ones, so syncs would mix up those of several ranks; shard it by fully_shard (FSDP2), "
+            "or give it ShardingStrategy.NO_SHARD",
+        )
         expected = self.placement.rank % shards, shards
         for name, parameter in model.named_parameters():
             found = shard_of(parameter) or expected
