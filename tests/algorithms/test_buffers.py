@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import update_bn
 
 from adloco import AdLoCo, BatchGuards, DiLoCo, MergeSmallest, place
 from adloco.algorithms.model_state import state_buffers
@@ -145,6 +146,24 @@ def test_all_begin_with_the_buffers_of_the_first_those_outside_of_the_state_too(
     for model in models:
         assert torch.equal(model.features, first)  # type: ignore[arg-type]
     assert run_on_ranks(features_of_ranks, 2) == 2 * [2 * [first.tolist()]]  # type: ignore[union-attr, operator]
+
+
+def test_statistics_that_were_taken_again_after_a_sync_are_in_a_state() -> None:
+    """`update_bn` sets them to those of its batches: means of 1 and 3, one for each worker."""
+
+    def begin() -> tuple[list[nn.Module], DiLoCo]:
+        models: list[nn.Module] = [nn.BatchNorm1d(2), nn.BatchNorm1d(2)]
+        return models, DiLoCo(models, outer=None, sync_every=1)
+
+    models, diloco = begin()
+    diloco.step()
+    for model, value in zip(models, (1.0, 3.0), strict=True):
+        update_bn([torch.full((4, 2), value)], model)
+    resumed, again = begin()
+    for model, before in zip(resumed, models, strict=True):
+        model.load_state_dict(before.state_dict())
+    again.load_state_dict(diloco.state_dict())
+    assert [model.running_mean.tolist() for model in resumed] == [[1, 1], [3, 3]]  # type: ignore[union-attr, operator]
 
 
 def stopped_within_a_round(shards: int, replicas: int) -> list[list[float]]:

@@ -357,8 +357,11 @@ def _described(model: nn.Module) -> dict[str, str]:
 
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
-    """What a state keeps of a replica: all of it, or what is its own where all are alike."""
-    kept = all_tensors(model) if apart else state_buffers(model, floating=False)
+    """What a state keeps of a replica: all of it, or its buffers where parameters are alike: it has
+    counts of its own, and `update_bn` may have taken its statistics again since the last sync.
+    """
+    both = [*state_buffers(model, floating=True), *state_buffers(model, floating=False)]
+    kept = all_tensors(model) if apart else both
     return [tensor.detach() for tensor in kept]  # Without gradients, which copies would have, too.
 
 
