@@ -541,6 +541,23 @@ def test_functions_of_a_model_act_on_its_own_copy(add: Any) -> None:
     assert params_of(run).equal(params_of(plain))
 
 
+def test_workers_whose_parameters_are_one_are_refused() -> None:
+    """They would train it in turns, as one worker with their samples does."""
+    shared = nn.Linear(3, 3)
+
+    def of_one_tensor() -> nn.Module:
+        model = linear()
+        model.weight = nn.Parameter(shared.weight[:1].detach())
+        return model
+
+    for build in (of_one_tensor, lambda: nn.Sequential(shared, linear())):
+        with pytest.raises(ValueError, match="of two workers have a trainable parameter in common"):
+            make_run(build_model=build)
+    shared.requires_grad_(False)
+    run = make_run(build_model=lambda: nn.Sequential(shared, linear()))
+    assert run.round() is not None
+
+
 def locked() -> nn.Module:
     model = nn.Sequential(linear())
     model.lock = threading.Lock()  # type: ignore[assignment]

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import update_bn
 
-from adloco import DiLoCo, MergeSmallest, place
+from adloco import AdLoCo, BatchGuards, DiLoCo, MergeSmallest, place
 from adloco.algorithms.model_state import state_buffers
+from adloco.distributed.messages import broadcast_state
 from adloco.distributed.testing import run_on_ranks
-from tests.problems import linear, make_run
+from tests.problems import Interrupting, cases, linear, make_run, regression
 
 
 @pytest.mark.parametrize("begin", [float("inf"), torch.finfo(torch.float32).max, 1e9, 1.0])
@@ -144,3 +146,65 @@ def test_all_begin_with_the_buffers_of_the_first_those_outside_of_the_state_too(
     for model in models:
         assert torch.equal(model.features, first)  # type: ignore[arg-type]
     assert run_on_ranks(features_of_ranks, 2) == 2 * [2 * [first.tolist()]]  # type: ignore[union-attr, operator]
+
+
+def test_statistics_that_were_taken_again_after_a_sync_are_in_a_state() -> None:
+    """`update_bn` sets them to those of its batches: means of 1 and 3, one for each worker."""
+
+    def begin() -> tuple[list[nn.Module], DiLoCo]:
+        models: list[nn.Module] = [nn.BatchNorm1d(2), nn.BatchNorm1d(2)]
+        return models, DiLoCo(models, outer=None, sync_every=1)
+
+    models, diloco = begin()
+    diloco.step()
+    for model, value in zip(models, (1.0, 3.0), strict=True):
+        update_bn([torch.full((4, 2), value)], model)
+    resumed, again = begin()
+    for model, before in zip(resumed, models, strict=True):
+        model.load_state_dict(before.state_dict())
+    again.load_state_dict(diloco.state_dict())
+    assert [model.running_mean.tolist() for model in resumed] == [[1, 1], [3, 3]]  # type: ignore[union-attr, operator]
+
+
+def stopped_within_a_round(shards: int, replicas: int) -> list[list[float]]:
+    """Running means after a round of five steps, with and without a stop and a resume in it."""
+
+    def make() -> tuple[AdLoCo, Interrupting]:
+        source = Interrupting(regression(1))
+        run = make_run(
+            build_model=lambda: nn.Sequential(nn.BatchNorm1d(3), linear()),
+            data=source,
+            workers_per_trainer=1,
+            sync_every=5,
+            guards=BatchGuards(initial=16),
+            placement=place(1, "cpu", 1, shards, replicas),
+        )
+        return run, source
+
+    (undisturbed, _), (stopped, source), (resumed, _) = make(), make(), make()
+    undisturbed.round()
+    source.before(3, stopped.stop)
+    assert stopped.round() is None
+    state = broadcast_state(stopped.state_dict(), 0)
+    resumed.load_state_dict(state)
+    for run in (stopped, resumed):
+        assert run.round() is not None
+    return [
+        [value for buffer in run.workers[0].replica.buffers for value in buffer.tolist()]
+        for run in (undisturbed, stopped, resumed)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shards", "replicas"), cases({"DDP": (1, 2), "FSDP2": (2, 1)}, default=("FSDP2",))
+)
+def test_a_stop_within_a_round_changes_no_bit_of_running_statistics(
+    shards: int, replicas: int
+) -> None:
+    """Each rank of a worker has them of its own samples."""
+    one, other = run_on_ranks(stopped_within_a_round, 2, shards, replicas)
+    undisturbed, stopped, resumed = one
+    assert stopped == undisturbed
+    assert resumed == undisturbed
+    assert other == one
+    assert any(undisturbed)

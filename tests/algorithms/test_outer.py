@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import load, save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -281,6 +281,10 @@ def test_refusal() -> None:
         counted.step(samples=[4, 4])
     with pytest.raises(ValueError, match="models of two workers have a trainable parameter in com"):
         DiLoCo([linear()] * 2, outer=None, sync_every=1)
+    words = torch.randn(5, 2)
+    embeddings = [nn.Embedding.from_pretrained(words, freeze=False) for _ in range(2)]
+    with pytest.raises(ValueError, match="or two in one memory, so they could not train apart"):
+        DiLoCo(embeddings, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(ValueError, match="for each of the 0 workers here, got 1"):
@@ -398,6 +402,9 @@ def sharded_elsewhere() -> list[str]:
         with pytest.raises(ValueError) as refused:
             DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
         found.append(str(refused.value))
+    whole = {"process_group": own[rank // 2], "sharding_strategy": ShardingStrategy.NO_SHARD}
+    replicas = place(2, replica_size=2)
+    DiLoCo(on_cpu(linear(), **whole), sync_every=1, placement=replicas, num_workers=2)  # type: ignore[arg-type]
     return found
 
 

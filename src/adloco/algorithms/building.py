@@ -8,7 +8,7 @@ from torch import nn
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
-from adloco.algorithms.model_state import check_memory, copy_all
+from adloco.algorithms.model_state import check_apart, check_memory, copy_all
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.worker import InnerSettings, Worker
@@ -127,6 +127,7 @@ def build_workers(
     models = [model]
     for _ in here[1:]:
         models.append(_another(problem, models))
+    check_apart(models)
     return {
         worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
         for worker, own in zip(here, models, strict=True)

@@ -10,12 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from adloco.algorithms.method import OuterMemory, Syncing
-from adloco.algorithms.model_state import Replica, all_tensors, copy_all, state_buffers
+from adloco.algorithms.model_state import (
+    Replica,
+    all_tensors,
+    check_apart,
+    copy_all,
+    state_buffers,
+)
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.distributed.dtensor import shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import FSDP1, layers, ranks_of_wrappers, written_tensors
+from adloco.distributed.parallel.layers import (
+    in_flat_shards,
+    layers,
+    ranks_of_wrappers,
+    written_tensors,
+)
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -91,14 +102,12 @@ class DiLoCo:
             self._require_own_gradients(model)
         self._require_alike()
         self._require_same_shards()
-        owned = [parameter for model in self.models for parameter in trainable(model)]
-        require(bool(owned), "models must have parameters that require gradients, and have none")
-        require(
-            len({*owned}) == len(owned),
-            "models of two workers have a trainable parameter in common, so they could not train "
-            "apart; give each worker a copy (copy.deepcopy)",
-        )
         first = self.models[0]
+        require(
+            bool(trainable(first)),
+            "models must have parameters that require gradients, and have none",
+        )
+        check_apart(self.models)
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         self._comm = self.placement.comm(range(self.num_workers))
         # Buffers outside of the state, too: replicas may have drawn random ones.
@@ -274,11 +283,11 @@ class DiLoCo:
                 "several workers at every step; give the model without it, or with a group of one "
                 f"worker's ranks (here {[*own]}, not {sorted(ranks)})",
             )
-            require(
-                wrapper != FSDP1 or len(ranks) == 1,
-                f"a model is in {wrapper}, whose shards cannot be told from whole tensors; shard "
-                "it by torch.distributed.fsdp.fully_shard",
-            )
+        require(
+            not in_flat_shards(model),
+            "a model is in FullyShardedDataParallel, whose shards cannot be told from whole "
+            "tensors; shard it by torch.distributed.fsdp.fully_shard, or give it NO_SHARD",
+        )
 
     def _require_alike(self) -> None:
         """Refuse models or settings that differ between workers: copies would repeat tensors or mix
@@ -373,8 +382,11 @@ def _size(wire: WireFormat | None) -> str:
 
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
-    """What a state keeps of a replica: all of it, or what is its own where all are alike."""
-    kept = all_tensors(model) if apart else state_buffers(model, floating=False)
+    """What a state keeps of a replica: all of it, or its buffers where parameters are alike: it has
+    counts of its own, and `update_bn` may have taken its statistics again since the last sync.
+    """
+    both = [*state_buffers(model, floating=True), *state_buffers(model, floating=False)]
+    kept = all_tensors(model) if apart else both
     return [tensor.detach() for tensor in kept]  # Without gradients, which copies would have, too.
 
 

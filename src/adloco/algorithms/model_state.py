@@ -155,6 +155,19 @@ def check_memory(model: nn.Module) -> None:
         )
 
 
+def check_apart(models: Iterable[nn.Module]) -> None:
+    """Raise ValueError if two workers' models have a trainable parameter in common, or two of one
+    memory, as `nn.Embedding.from_pretrained` makes them of one tensor.
+    """
+    own = [{local(each).data_ptr() for each in trainable(model).values()} for model in models]
+    addresses = [address for each in own for address in each - {0}]  # 0: without memory.
+    require(
+        len({*addresses}) == len(addresses),
+        "models of two workers have a trainable parameter in common, or two in one memory, so they "
+        "could not train apart; give each worker a copy (copy.deepcopy, or .clone() of a tensor)",
+    )
+
+
 def all_tensors(model: nn.Module) -> list[Tensor]:
     """Every parameter and every buffer of the model's state, frozen and integer ones included."""
     return [

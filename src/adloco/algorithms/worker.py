@@ -207,8 +207,6 @@ class Worker:
             if self._settings.execution.on_nonfinite != "restore":
                 raise
             self._restart(task)
-        # Each rank of the island has seen other samples.
-        self.engine.average(self.replica.buffers)
         self.round.busy_seconds += self._settings.execution.clock() - began
 
     def _step(self, task: RoundTask, halted: Event) -> bool:
@@ -235,6 +233,9 @@ class Worker:
         halting = self._read(task, all_but=int(self.reads_late))
         if stops or all(map(math.isfinite, read())):
             self._update(numbers[1].sqrt())
+            # Each rank of the island has seen other samples. Not once in a round, because a run
+            # that stops in it and is resumed would then round otherwise.
+            self.engine.average(self.replica.buffers)
         else:
             self.round.moments = moments
             copy_all(statistics, self._statistics)

@@ -53,7 +53,8 @@ class RunSettings:
     steps), and the loss of a language model. auto: a language model of at least 20 million
     parameters, each worker on one GPU, that never waits for the host (docs/data-and-models.md says
     which those are). A loss function of your own should call a model of transformers with
-    use_cache=False.
+    use_cache=False. What is compiled follows the first sizes of micro-batches that a process meets,
+    so where these change (an adaptive batch), a resumed run may round otherwise.
     """
     deterministic: bool = setting(False, resume="free")
     """Repeat each bit of a run on a GPU, also after it was resumed. Without it, the backward pass

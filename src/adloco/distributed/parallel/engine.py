@@ -118,10 +118,14 @@ class Engine(ABC):
         """Set tensors that each rank has updated on its own to their mean over the island. In
         float64 equal values stay as they are, and a sum of the largest ones is finite.
         """
-        if self._island:
-            for buffer in buffers:
-                total = self._island.sum_on_device(buffer.double())
-                buffer.copy_(total.div_(dist.get_world_size(self._island.group)))
+        own = [*buffers] if self._island else []
+        if self._island and own:
+            whole = torch.cat([buffer.double().flatten() for buffer in own])
+            whole = self._island.sum_on_device(whole).div_(dist.get_world_size(self._island.group))
+            for buffer, mean in zip(
+                own, torch.split(whole, [*map(Tensor.numel, own)]), strict=True
+            ):
+                buffer.copy_(mean.view_as(buffer))
 
     @abstractmethod
     def after_evaluation(self) -> None:

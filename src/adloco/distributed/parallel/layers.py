@@ -6,13 +6,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.dtensor import ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
 
-FSDP1 = FullyShardedDataParallel.__name__
 Fill = Callable[[nn.Module, nn.Module], None]
 """(model, part) -> None: gives memory and values to a part of a model built on the meta device.
 
@@ -87,6 +86,15 @@ def ranks_of_wrappers(model: nn.Module) -> dict[str, set[int]]:
             found = [dist.get_process_group_ranks(group) for group in groups if group]
             ranks[type(part).__name__] = set[int]().union(*found)
     return ranks
+
+
+def in_flat_shards(model: nn.Module) -> bool:
+    """True if FSDP1 has cut the model's parameters into pieces, which are tensors like others."""
+    return any(
+        isinstance(part, FullyShardedDataParallel)
+        and part.sharding_strategy != ShardingStrategy.NO_SHARD
+        for part in model.modules()
+    )
 
 
 def _members(module: nn.Module) -> list[nn.Module]:
