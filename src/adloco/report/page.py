@@ -101,8 +101,8 @@ def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
 
 def panels_of(folder: Path) -> list[Panel]:
     """The charts of the page of a run; ValueError if it has no finished round."""
-    recipe = build_recipe(read_values(str(folder / RECIPE)))
-    return _panels(folder, recipe, _records(folder))
+    records = _records(folder)
+    return _panels(folder, build_recipe(read_values(str(folder / RECIPE))), records)
 
 
 def _records(folder: Path) -> list[Record]:
