@@ -9,7 +9,7 @@ import pytest
 
 from adloco import whole_file
 from adloco.run.part_file import write_part
-from adloco.whole_file import write_text
+from adloco.whole_file import remedy, write_text
 
 
 def test_a_file_is_on_disk_before_it_gets_its_name(
@@ -37,6 +37,19 @@ def test_a_full_disk_leaves_the_file_as_it_was(
         write_text(tmp_path / "a", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "before"
+
+
+def test_an_error_names_the_file_and_not_its_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(whole_file, "to_disk", read_only)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write_text(tmp_path / "report.html", "page")
+    assert caught.value.filename == str(tmp_path / "report.html")
+    assert remedy(caught.value) == "make it writable"
 
 
 @pytest.fixture

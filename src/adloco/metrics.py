@@ -231,12 +231,14 @@ def values(
         records: The lines of metrics.jsonl.
         number: The trainer, worker or island whose numbers to take; None for all.
     """
-
-    def has(row: Mapping[str, Any]) -> bool:
-        return row.get(metric.name) is not None and (number is None or row[metric.per] == number)
-
+    name, per = metric.name, metric.per
     return [
-        [row[metric.name] for row in rows(record, metric.per) if has(row)] for record in records
+        [
+            row[name]
+            for row in rows(record, per)
+            if row.get(name) is not None and (number is None or row[per] == number)
+        ]
+        for record in records
     ]
 
 

@@ -36,8 +36,11 @@ def written_whole(file: Path) -> Iterator[Path]:
         yield temporary
         to_disk(temporary)
         temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
+    except BaseException as error:
+        with suppress(OSError):  # Of a file system that has become read-only.
+            temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(file)  # The one that a person knows.
         raise
 
 
@@ -48,6 +51,16 @@ def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
     for each in missing:
         with suppress(PermissionError):  # Who may write in a folder need not be able to read it.
             to_disk(each.parent)
+
+
+def remedy(error: OSError) -> str:
+    """What a person can do about a folder in which a file cannot be written."""
+    return {
+        errno.ENOENT: "bring that folder back",
+        errno.EROFS: "make it writable",
+        errno.EACCES: "make it writable",
+        errno.EPERM: "make it writable",
+    }.get(error.errno or 0, "make room there")
 
 
 def all_to_disk(folder: Path) -> None:

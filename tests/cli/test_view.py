@@ -231,6 +231,21 @@ def test_a_terminal_gets_the_live_view_and_a_pipe_plain_lines(run: TrainingRun) 
     assert pipe.getvalue().startswith("round    1 ")
 
 
+def test_a_terminal_without_cursor_or_utf8_gets_plain_lines(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["train", "diloco", *small, "--run.tokens", "2048"]) == 0
+    lines = terminal.buffer.getvalue().decode("ascii").splitlines()  # type: ignore[attr-defined]
+    assert [line[:12] for line in lines if line.startswith("round ")] == [
+        "round    1  ",
+        "round    2  ",
+    ]
+
+
 @pytest.mark.parametrize("why", ["Broken pipe", "No space left on device"])
 def test_a_run_outlives_the_readers_of_what_it_says(
     why: str,

@@ -201,3 +201,18 @@ def test_a_report_can_be_drawn_when_there_is_room(
     )
     assert main(["train", "--resume", str(run)]) == 0
     assert (run / "report.html").exists()
+
+
+def test_a_run_folder_that_is_gone_is_not_made_again(words: list[str], tmp_path: Path) -> None:
+    """It was renamed while a round was trained, and the run was then told to stop."""
+    given, _ = take_settings(words)
+    run = TrainingRun.create(build_recipe(override(read_values("diloco"), given)))
+    rounds = run.rounds()
+    next(rounds)
+    run.folder.rename(tmp_path / "renamed")
+    run.stop()
+    with pytest.raises(ValueError, match=r"in .*/run \(No such file .*; bring that folder back"):
+        list(rounds)
+    assert not run.folder.exists()
+    renamed = TrainingRun.resume(tmp_path / "renamed")
+    assert len(list(renamed.rounds())) == 4

@@ -7,6 +7,7 @@ an interruption with exit code 130.
 import atexit
 import difflib
 import gc
+import io
 import os
 import re
 import sys
@@ -159,6 +160,9 @@ def _run(words: list[str]) -> int:
     # The libraries read these variables on import; the command line shows its own progress.
     for variable, level in QUIET_LIBRARIES.items():
         os.environ.setdefault(variable, level)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Rich's spinners have letters that a terminal in another encoding than UTF-8 lacks.
+        sys.stdout.reconfigure(errors="replace")
     atexit.register(_skip_last_collection)
     return command.run()
 

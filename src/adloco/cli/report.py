@@ -33,7 +33,8 @@ class Report(Command):
             if not self.trust_recipe:
                 check_code(folder, "read that code and give --trust-recipe")
             lost = check_written_records(folder)
-            paths = [write_report(folder), *draw_run(panels_of(folder), folder / "plots")]
+            panels = panels_of(folder)
+            paths = [write_report(folder, panels), *draw_run(panels, folder / "plots")]
         for sentence in lost:
             say(console, sentence)
         for path in paths:

@@ -32,6 +32,7 @@ from adloco.rules.failure_signs import NewSigns
 from adloco.rules.outcome import no_success
 from adloco.run.folder import SUMMARY, resume_line
 from adloco.run.training_run import TrainingRun
+from adloco.whole_file import remedy
 
 if TYPE_CHECKING:
     from adloco.elastic.regroup import Regrouping
@@ -134,8 +135,8 @@ class Training:
                 write_report(run.folder)
         except OSError as error:
             unwritten = (
-                f"the report cannot be written in {run.folder} ({error.strerror or error}); make "
-                f"room there, then write it with: {again}"
+                f"the report cannot be written in {run.folder} ({error.strerror or error}); "
+                f"{remedy(error)}, then write it with: {again}"
             )
             self._say(unwritten, logging.WARNING)
             self.alerts.tell("ended", unwritten)

@@ -1,5 +1,6 @@
 """Shows a run while it trains: a live view on a terminal (live_view.py), one display for all rounds
-in a notebook, one plain line per round elsewhere.
+in a notebook, one plain line per round elsewhere, as on a terminal that cannot move its cursor
+(TERM=dumb).
 """
 
 import io
@@ -31,7 +32,7 @@ def open_view(run: TrainingRun, console: Console, signs: Sequence[Sign] = ()) ->
     """
     if console.is_jupyter and not console.quiet:
         yield _in_notebook(LiveView(run, signs))
-    elif console.is_terminal:
+    elif console.is_terminal and not console.is_dumb_terminal:
         view = LiveView(run, signs)
         # Live calls render() several times a second, so that progress moves within a round too.
         with Live(get_renderable=view.render, console=console, refresh_per_second=4):

@@ -258,7 +258,8 @@ def _enter(
     if not _look_until(begun, seconds):
         raise RankFailureError(
             f"{len(here())} of {machines} machines have come within {seconds:g} s; start the "
-            "command on the others too, or give a smaller number of --machines"
+            "command on the others too, or give a smaller number of --machines; if the first one "
+            "has completed the run (there is a summary.json in its folder), nothing is left to do"
         )
     begin = json.loads(store.get(BEGIN))
     numbers, counts = [each for each, _ in begin], [ranks for _, ranks in begin]

@@ -53,14 +53,15 @@ Card = tuple[str, str]
 """A label and its number."""
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
     """Write the page of a run, finished or not, from the files in its folder; return its path.
+
+    panels: From `panels_of`, if they are known already.
 
     Raises:
         ValueError: The run has no finished round.
     """
-    records = Records(folder).read_whole()
-    require(bool(records), f"{folder} has no finished round to report; train it first")
+    records = _records(folder)
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     declared = known_measures(recipe.task.measures, records)
     environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
@@ -72,7 +73,7 @@ def write_report(folder: Path) -> Path:
     write_page(
         path,
         "report.html",
-        charts_content(_panels(folder, recipe, records))
+        charts_content(panels or _panels(folder, recipe, records))
         | {
             "name": recipe.run.name,
             "folder": folder.resolve().name,
@@ -99,9 +100,15 @@ def write_report(folder: Path) -> Path:
 
 
 def panels_of(folder: Path) -> list[Panel]:
-    """The charts of the page of a run."""
-    recipe = build_recipe(read_values(str(folder / RECIPE)))
-    return _panels(folder, recipe, Records(folder).read_whole())
+    """The charts of the page of a run; ValueError if it has no finished round."""
+    records = _records(folder)
+    return _panels(folder, build_recipe(read_values(str(folder / RECIPE))), records)
+
+
+def _records(folder: Path) -> list[Record]:
+    records = Records(folder).read_whole()
+    require(bool(records), f"{folder} has no finished round to report; train it first")
+    return records
 
 
 def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Panel]:

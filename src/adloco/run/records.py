@@ -13,7 +13,7 @@ from adloco.discovery import lab_modules
 from adloco.metrics import Record
 from adloco.run.json_files import RoundLines
 from adloco.run.record_types import StepLine, metrics_line
-from adloco.whole_file import to_disk
+from adloco.whole_file import remedy, to_disk
 
 METRICS, STEPS = "metrics.jsonl", "steps.jsonl"
 
@@ -103,7 +103,7 @@ class Records:
         except OSError as error:
             raise ValueError(
                 f"the records of the run cannot be written in {self.folder} "
-                f"({error.strerror or error}); make room there, then resume with: "
+                f"({error.strerror or error}); {remedy(error)}, then resume with: "
                 f"{self._resume}"
             ) from error
 

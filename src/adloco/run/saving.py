@@ -19,7 +19,7 @@ from adloco.errors import RunWarning
 from adloco.run.checkpoint import list_all, remove_old
 from adloco.run.folder import CHECKPOINTS
 from adloco.run.part_file import write_part
-from adloco.whole_file import make_folder, to_disk
+from adloco.whole_file import remedy, to_disk
 
 Content = Callable[[], dict[str, Any]]
 """Makes the parts that this process writes; called in all processes."""
@@ -123,7 +123,7 @@ class Saving:
             self.save(name, content)
         except OSError as error:
             raise ValueError(
-                f"the last checkpoint of the run {self._problem(error)}; make room there, then "
+                f"the last checkpoint of the run {self._problem(error)}; {remedy(error)}, then "
                 f"resume from {self.newest} with: {self._resume}"
             ) from error
 
@@ -182,7 +182,11 @@ class Saving:
     def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
         try:
             if parts:
-                make_folder(folder)
+                # Not those above: a run folder that was renamed or removed meanwhile would be there
+                # again, with a checkpoint and no recipe.
+                folder.parent.mkdir(exist_ok=True)
+                folder.mkdir(exist_ok=True)
+                to_disk(self._folder)
                 to_disk(folder.parent)  # Its name, before older checkpoints are removed.
             for part in sorted(parts, key=lambda part: part == RUN):
                 if part == RUN:
@@ -214,7 +218,7 @@ class Saving:
             reasons = self._placement.all_values(_reason(error, self._placement))
             if self._placement.is_island_first:
                 shutil.rmtree(checkpoints / name, ignore_errors=True)
-            raise OSError(next(filter(None, reasons)))
+            raise OSError(*next(filter(None, reasons)))
         if not whole:
             return
         self.newest, self._warned = name, False
@@ -223,12 +227,12 @@ class Saving:
             remove_old(checkpoints, name, self._keep, spared)
 
 
-def _reason(error: BaseException | None, placement: Placement) -> str:
-    """Why this process could not write; empty if it could."""
+def _reason(error: BaseException | None, placement: Placement) -> list[Any]:
+    """Why this process could not write, as a number and a text; empty if it could."""
     if not isinstance(error, OSError):
-        return ""
+        return []
     where = "" if placement.is_rank_zero else f" on {socket.gethostname()}"
-    return f"{error.strerror or error}{where}"
+    return [error.errno, f"{error.strerror or error}{where}"]
 
 
 class Copies(Protocol):
