@@ -57,10 +57,10 @@ class RunSettings:
     so where these change (an adaptive batch), a resumed run may round otherwise.
     """
     deterministic: bool = setting(False, resume="free")
-    """Repeat each bit of a run on a GPU, also after it was resumed. Without it, the backward pass
-    of attention over long contexts adds in no fixed order there. An operation of a model that has
-    no such order is an error. It can cost a quarter of the speed (30 million parameters, an H200).
-    On a CPU all runs are repeated.
+    """Repeat each bit of a run on a GPU, also after it was resumed (but see run.compile). Without
+    it, the backward pass of attention over long contexts adds in no fixed order there. An operation
+    of a model that has no such order is an error. It can cost a quarter of the speed (30 million
+    parameters, an H200). On a CPU all runs are repeated.
     """
     on_nonfinite: OnNonFinite = setting("stop", resume="recorded")
     """Action when the numbers of a worker are not finite. stop: end the run with an error, with the
