@@ -19,7 +19,7 @@ from adloco.algorithms.model_state import (
 )
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.dtensor import shard_of
+from adloco.distributed.dtensor import is_sharded, local, shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import (
     in_flat_shards,
@@ -131,8 +131,8 @@ class DiLoCo:
 
         Args:
             samples: Samples that each replica in this process trained on in this step, as weights
-                of the pseudo-gradients. None: equal weights. Give them at every step, on all ranks,
-                or never.
+                of the pseudo-gradients; those of the ranks that serve one worker are added up.
+                None: equal weights. Give them at every step, on all ranks, or never.
 
         Returns:
             True if this step has ended a round: every `sync_every`-th one, after its last sync.
@@ -168,11 +168,15 @@ class DiLoCo:
         for event in self._syncing.streaming.events(self.sync_every):
             if event.step == now:
                 self._check_replicas()
+                if self._inner_steps <= self.sync_every:
+                    self._require_alike_on_island()
                 weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
                 self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
             return False
         self._round_weights = self._take_weights(-1)
+        for replica in self._replicas:  # Ranks of an island have seen different samples.
+            self.placement.average_on_island(replica.buffers)
         self._outer.average_buffers(self._replicas, self._round_weights, self._comm)
         return True
 
@@ -349,11 +353,41 @@ class DiLoCo:
             )
             replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
 
+    def _require_alike_on_island(self) -> None:
+        """Refuse ranks of a worker of which each has trained on its own: a sync takes one part of
+        what they all have from each of them.
+        """
+        if self.placement.ranks_per_worker == 1:
+            return
+        differ = False
+        for replica in self._replicas:
+            for sharded in (False, True):
+                moved = [
+                    _first_values(parameter) - _first_values(start).to(local(parameter).device)
+                    for parameter, start in zip(
+                        replica.params, self._outer.global_params, strict=True
+                    )
+                    if is_sharded(parameter) == sharded
+                ]
+                if moved:
+                    own = torch.cat(moved)
+                    mean = self.placement.mean_of_copies(own, sharded=sharded)
+                    # More than what sums that are not deterministic may differ by.
+                    differ |= bool((own - mean).norm() > 0.01 * mean.norm())
+        require(
+            not self.placement.any(differ),
+            "ranks that serve one worker have trained it each on its own, so their gradients must "
+            "be averaged at every step; put the model into DistributedDataParallel, with the "
+            "worker's ranks as its process_group, or give all of it to fully_shard, or place() "
+            "one rank for each worker",
+        )
+
     def _take_weights(self, which: int) -> list[float]:
         """The local models' shares of all samples in one list of `_samples`, which is reset."""
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
+        counts = [*self.placement.sum_on_island(counts)]
         everyone = self.placement.gather(
             {worker: [count] for worker, count in zip(self._here, counts, strict=True)}
         )
@@ -372,6 +406,11 @@ def _described(model: nn.Module) -> dict[str, str]:
         + ("trainable" if tensor.requires_grad else "frozen")
         for name, tensor in written_tensors(model).items()
     }
+
+
+def _first_values(tensor: Tensor) -> Tensor:
+    """A few of the values that this rank has of a tensor, in float64."""
+    return local(tensor).detach().reshape(-1)[:64].double()
 
 
 def _size(wire: WireFormat | None) -> str:
