@@ -1,6 +1,7 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
 import copy
+import io
 import pickle
 import time
 import warnings
@@ -318,10 +319,16 @@ def test_parameters_that_would_never_be_synced_are_refused() -> None:
         for model in models:
             model.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
         diloco = DiLoCo(models, outer=None, sync_every=2)
+        state = diloco.state_dict()
         change(models[1])
         diloco.step()
-        with pytest.raises(ValueError, match="parameters of worker 1 are others than when DiLoCo"):
+        others = partial(pytest.raises, ValueError, match="parameters of worker 1 are others than")
+        with others():
             diloco.step()
+        with others():
+            diloco.average_replicas()
+        with others():
+            diloco.load_state_dict(state)
 
 
 def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
@@ -515,6 +522,33 @@ def test_two_objects_of_one_placement_do_not_mix_their_exchanges() -> None:
     """As of the two models of a GAN. Worker m moves by m."""
     for moved in run_on_ranks(two_at_once, 2):
         assert np.concatenate(moved) == pytest.approx(0.5)
+
+
+def test_two_parameters_in_one_memory_are_synced_together() -> None:
+    """Of two fragments the second one would be set back by the first."""
+    models = [nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))) for _ in range(2)]
+    for model in models:
+        model[3].weight.data = model[0].weight.data  # type: ignore[union-attr, operator]
+    DiLoCo(models, sync_every=3, streaming=Streaming(fragments=3))
+    with pytest.raises(ValueError, match="two parameters in one memory would be synced in two"):
+        DiLoCo(models, sync_every=2, streaming=Streaming(fragments=2))
+
+
+@pytest.mark.parametrize(
+    "kind", [np.float16, np.uint8, partial(torch.tensor, dtype=torch.bfloat16)]
+)
+def test_samples_may_be_numbers_of_any_kind(kind: Any) -> None:
+    """By hand: 900 and 300 samples, where sums of ones in bf16 stop at 256."""
+    models = [linear(), linear()]
+    diloco = DiLoCo(models, outer=None, sync_every=300)
+    start = models[0].weight.detach().clone()
+    models[1].weight.data.add_(1.0)  # type: ignore[operator]
+    for _ in range(300):
+        diloco.step([kind(3), kind(1)])
+    assert (models[0].weight - start).detach().numpy() == pytest.approx(0.25)
+    torch.save(diloco.state_dict(), saved := io.BytesIO())
+    saved.seek(0)
+    torch.load(saved, weights_only=True)
 
 
 def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:

@@ -15,6 +15,7 @@ from adloco.algorithms.model_state import (
     all_tensors,
     check_apart,
     copy_all,
+    share_memory,
     state_buffers,
 )
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
@@ -109,6 +110,12 @@ class DiLoCo:
         )
         check_apart(self.models)
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
+        params = trainable(first)
+        require(
+            not share_memory([params[index] for index in fragment] for fragment in fragments),
+            "two parameters in one memory would be synced in two fragments; tie them by assigning "
+            "the parameter itself, not its data",
+        )
         self._comm = self.placement.comm(range(self.num_workers))
         # Buffers outside of the state, too: replicas may have drawn random ones.
         tensors = [[*written_tensors(model).values()] for model in self.models]
@@ -142,7 +149,8 @@ class DiLoCo:
             ValueError: `samples` does not fit, or a model has other trainable parameters than at
                 the start.
         """
-        counts = [1.0] * len(self.models) if samples is None else samples
+        # As floats of Python: sums of bf16 stop at 256 ones, and states have no numbers of NumPy.
+        counts = [1.0] * len(self.models) if samples is None else [float(each) for each in samples]
         require(
             len(counts) == len(self.models),
             f"samples must have one number for each of {len(self.models)} models, "
@@ -150,7 +158,7 @@ class DiLoCo:
         )
         require(
             all(0 <= count < math.inf for count in counts),
-            f"samples must be numbers of samples, >= 0 and finite, got {list(counts)}",
+            f"samples must be numbers of samples, >= 0 and finite, got {counts}",
         )
         given = samples is not None
         require(
@@ -191,6 +199,7 @@ class DiLoCo:
             self._inner_steps % self.sync_every == 0,
             "a round is in progress; average replicas after a step that returned True",
         )
+        self._require_same_parameters()
         if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
             self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
 
@@ -224,8 +233,10 @@ class DiLoCo:
 
         Raises:
             ValueError: It is that of other workers or of another model, was saved with other error
-                feedback or other fragments, or is not complete.
+                feedback or other fragments, or is not complete; or a model has other trainable
+                parameters than at the start.
         """
+        self._require_same_parameters()
         own, apart = state["workers"] == self._here, state["apart"]
         require(
             own or not (apart or any(state["residuals"])),
@@ -342,6 +353,12 @@ class DiLoCo:
 
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
+        self._require_same_parameters()
+        for worker, replica in zip(self._here, self._replicas, strict=True):
+            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
+
+    def _require_same_parameters(self) -> None:
+        """Refuse models that have other trainable parameters now than when this was made."""
         for worker, model, replica in zip(self._here, self.models, self._replicas, strict=True):
             now = trainable(model)
             require(
@@ -351,7 +368,6 @@ class DiLoCo:
                 "are frozen, unfrozen or replaced (as load_state_dict(assign=True) does), or call "
                 "model.reshard() if FSDP has them gathered since a forward pass",
             )
-            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
 
     def _require_alike_on_island(self) -> None:
         """Refuse ranks of a worker of which each has trained on its own: a sync takes one part of
