@@ -61,6 +61,17 @@ def test_buffers_that_a_pass_replaces_are_averaged_and_saved(replaces: bool) -> 
     assert saved["outer"]["buffers"][0].tolist() == [1.0, 1.0]
 
 
+def test_buffers_that_change_their_shape_are_refused() -> None:
+    """As those of observers in quantisation-aware training do in their first pass."""
+    models = [linear(), linear()]
+    for model in models:
+        model.register_buffer("low", torch.zeros(1))
+    diloco = DiLoCo(models, outer=None, sync_every=1)
+    models[1].low = torch.zeros(4)
+    with pytest.raises(ValueError, match=r"one of shape \(1,\) has \(4,\) now; if the first pass"):
+        diloco.step()
+
+
 def test_a_wrapper_hides_no_buffers() -> None:
     plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     wrapped = nn.Sequential(plain[0], checkpoint_wrapper(plain[1]))

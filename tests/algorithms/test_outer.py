@@ -1,8 +1,11 @@
 """The outer step against NumPy, and golden trajectories that can be done by hand."""
 
 import copy
+import io
 import pickle
+import time
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, OuterOptimizer, Streaming, place
+from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, Int8, OuterOptimizer, Streaming, place
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
@@ -316,10 +319,16 @@ def test_parameters_that_would_never_be_synced_are_refused() -> None:
         for model in models:
             model.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
         diloco = DiLoCo(models, outer=None, sync_every=2)
+        state = diloco.state_dict()
         change(models[1])
         diloco.step()
-        with pytest.raises(ValueError, match="parameters of worker 1 are others than when DiLoCo"):
+        others = partial(pytest.raises, ValueError, match="parameters of worker 1 are others than")
+        with others():
             diloco.step()
+        with others():
+            diloco.average_replicas()
+        with others():
+            diloco.load_state_dict(state)
 
 
 def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
@@ -420,13 +429,14 @@ def test_ranks_of_other_workers_are_refused() -> None:
         assert found[3].startswith("a model is in FullyShardedDataParallel, whose shards cannot")
 
 
-def in_tensor_parallel() -> list[list[float]]:
+def in_tensor_parallel(wire: Int8 | None) -> list[list[float]]:
     """Worker m, of ranks 2m and 2m + 1, adds m to all parameters."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
     placement = place(2, shard_size=2)
-    diloco = DiLoCo(model, outer=None, sync_every=1, placement=placement, num_workers=2)
+    settings = {"placement": placement, "num_workers": 2, "wire": wire}
+    diloco = DiLoCo(model, outer=None, sync_every=1, **settings)  # type: ignore[arg-type]
     before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -438,11 +448,107 @@ def in_tensor_parallel() -> list[list[float]]:
     ]
 
 
-def test_models_in_tensor_parallel_are_synced() -> None:
+@pytest.mark.parametrize("wire", [None, Int8()])
+def test_models_in_tensor_parallel_are_synced(wire: Int8 | None) -> None:
     """Their shards are columns, too, and the bias of such a layer is whole."""
-    for moved in run_on_ranks(in_tensor_parallel, 4):
+    for moved in run_on_ranks(in_tensor_parallel, 4, wire):
         assert [len(each) for each in moved] == [16, 4, 8, 2]
         assert np.concatenate(moved) == pytest.approx(0.5)
+
+
+def on_islands_of_two() -> tuple[list[float], list[float], str]:
+    """Worker m, of ranks 2m and 2m + 1, moves by m."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
+    model, rank, two = linear(), dist.get_rank(), {"outer": None, "sync_every": 1, "num_workers": 2}
+    model.register_buffer("seen", torch.zeros(2))
+    fully_shard(model, mesh=mesh)
+    diloco = DiLoCo(model, placement=place(2, shard_size=2), **two)  # type: ignore[arg-type]
+    before = model.weight.full_tensor()  # type: ignore[operator, union-attr]
+    with torch.no_grad():
+        model.weight.add_(float(rank // 2))  # type: ignore[operator, union-attr]
+    model.seen.fill_(rank)  # type: ignore[operator, union-attr]
+    diloco.step([[5, 3, 1, 3][rank]])
+    moved = model.weight.full_tensor() - before  # type: ignore[operator, union-attr]
+    alone = linear()
+    diloco = DiLoCo(alone, placement=place(2, replica_size=2), **two)  # type: ignore[arg-type]
+    alone.weight.data.add_(float(rank))  # type: ignore[operator]
+    with pytest.raises(ValueError) as refused:
+        diloco.step()
+    return moved.flatten().tolist(), model.seen.tolist(), str(refused.value)  # type: ignore[operator, union-attr]
+
+
+def test_a_worker_is_what_all_its_ranks_have_seen() -> None:
+    """By hand: samples of 8 and 4, and statistics with means of 0.5 and 2.5.
+
+    Of replicas that trained apart a sync would take a part each.
+    """
+    for moved, seen, refused in run_on_ranks(on_islands_of_two, 4):
+        assert moved == pytest.approx([1 / 3] * len(moved))
+        assert seen == pytest.approx([7 / 6] * 2)
+        assert refused.startswith("ranks that serve one worker have trained it each on its own")
+
+
+@dataclass(frozen=True)
+class Slow(Int8):
+    """Rank 0 takes a while to decode."""
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        time.sleep(0.2 * (dist.get_rank() == 0))
+        return super().decode(blocks)
+
+
+def two_at_once() -> list[list[float]]:
+    """One in flight, in two types and so in two exchanges, while the other one syncs."""
+    shared = {"outer": None, "placement": place(2), "num_workers": 2}
+    one, other = nn.Sequential(linear(), linear().double()), nn.Linear(20, 1)
+    streaming = Streaming(tau=1, alpha=0.0)
+    first = DiLoCo(one, sync_every=2, wire=Slow(), streaming=streaming, **shared)  # type: ignore[arg-type]
+    second = DiLoCo(other, sync_every=1, **shared)  # type: ignore[arg-type]
+    parameters = [*one.parameters(), *other.parameters()]
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.data.add_(float(dist.get_rank()))
+    first.step()
+    dist.barrier()
+    time.sleep(0.1 * dist.get_rank())
+    second.step()
+    first.step()
+    return [
+        (now.detach() - was).flatten().tolist() for now, was in zip(parameters, before, strict=True)
+    ]
+
+
+def test_two_objects_of_one_placement_do_not_mix_their_exchanges() -> None:
+    """As of the two models of a GAN. Worker m moves by m."""
+    for moved in run_on_ranks(two_at_once, 2):
+        assert np.concatenate(moved) == pytest.approx(0.5)
+
+
+def test_two_parameters_in_one_memory_are_synced_together() -> None:
+    """Of two fragments the second one would be set back by the first."""
+    models = [nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))) for _ in range(2)]
+    for model in models:
+        model[3].weight.data = model[0].weight.data  # type: ignore[union-attr, operator]
+    DiLoCo(models, sync_every=3, streaming=Streaming(fragments=3))
+    with pytest.raises(ValueError, match="two parameters in one memory would be synced in two"):
+        DiLoCo(models, sync_every=2, streaming=Streaming(fragments=2))
+
+
+@pytest.mark.parametrize(
+    "kind", [np.float16, np.uint8, partial(torch.tensor, dtype=torch.bfloat16)]
+)
+def test_samples_may_be_numbers_of_any_kind(kind: Any) -> None:
+    """By hand: 900 and 300 samples, where sums of ones in bf16 stop at 256."""
+    models = [linear(), linear()]
+    diloco = DiLoCo(models, outer=None, sync_every=300)
+    start = models[0].weight.detach().clone()
+    models[1].weight.data.add_(1.0)  # type: ignore[operator]
+    for _ in range(300):
+        diloco.step([kind(3), kind(1)])
+    assert (models[0].weight - start).detach().numpy() == pytest.approx(0.25)
+    torch.save(diloco.state_dict(), saved := io.BytesIO())
+    saved.seek(0)
+    torch.load(saved, weights_only=True)
 
 
 def test_the_outer_optimizer_is_that_of_the_paper_unless_it_is_given() -> None:

@@ -15,11 +15,12 @@ from adloco.algorithms.model_state import (
     all_tensors,
     check_apart,
     copy_all,
+    share_memory,
     state_buffers,
 )
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.dtensor import shard_of
+from adloco.distributed.dtensor import is_sharded, local, shard_of
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import (
     in_flat_shards,
@@ -109,6 +110,12 @@ class DiLoCo:
         )
         check_apart(self.models)
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
+        params = trainable(first)
+        require(
+            not share_memory([params[index] for index in fragment] for fragment in fragments),
+            "two parameters in one memory would be synced in two fragments; tie them by assigning "
+            "the parameter itself, not its data",
+        )
         self._comm = self.placement.comm(range(self.num_workers))
         # Buffers outside of the state, too: replicas may have drawn random ones.
         tensors = [[*written_tensors(model).values()] for model in self.models]
@@ -131,8 +138,8 @@ class DiLoCo:
 
         Args:
             samples: Samples that each replica in this process trained on in this step, as weights
-                of the pseudo-gradients. None: equal weights. Give them at every step, on all ranks,
-                or never.
+                of the pseudo-gradients; those of the ranks that serve one worker are added up.
+                None: equal weights. Give them at every step, on all ranks, or never.
 
         Returns:
             True if this step has ended a round: every `sync_every`-th one, after its last sync.
@@ -142,7 +149,8 @@ class DiLoCo:
             ValueError: `samples` does not fit, or a model has other trainable parameters than at
                 the start.
         """
-        counts = [1.0] * len(self.models) if samples is None else samples
+        # As floats of Python: sums of bf16 stop at 256 ones, and states have no numbers of NumPy.
+        counts = [1.0] * len(self.models) if samples is None else [float(each) for each in samples]
         require(
             len(counts) == len(self.models),
             f"samples must have one number for each of {len(self.models)} models, "
@@ -150,7 +158,7 @@ class DiLoCo:
         )
         require(
             all(0 <= count < math.inf for count in counts),
-            f"samples must be numbers of samples, >= 0 and finite, got {list(counts)}",
+            f"samples must be numbers of samples, >= 0 and finite, got {counts}",
         )
         given = samples is not None
         require(
@@ -168,11 +176,15 @@ class DiLoCo:
         for event in self._syncing.streaming.events(self.sync_every):
             if event.step == now:
                 self._check_replicas()
+                if self._inner_steps <= self.sync_every:
+                    self._require_alike_on_island()
                 weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
                 self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
             return False
         self._round_weights = self._take_weights(-1)
+        for replica in self._replicas:  # Ranks of an island have seen different samples.
+            self.placement.average_on_island(replica.buffers)
         self._outer.average_buffers(self._replicas, self._round_weights, self._comm)
         return True
 
@@ -187,6 +199,7 @@ class DiLoCo:
             self._inner_steps % self.sync_every == 0,
             "a round is in progress; average replicas after a step that returned True",
         )
+        self._require_same_parameters()
         if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
             self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
 
@@ -220,8 +233,10 @@ class DiLoCo:
 
         Raises:
             ValueError: It is that of other workers or of another model, was saved with other error
-                feedback or other fragments, or is not complete.
+                feedback or other fragments, or is not complete; or a model has other trainable
+                parameters than at the start.
         """
+        self._require_same_parameters()
         own, apart = state["workers"] == self._here, state["apart"]
         require(
             own or not (apart or any(state["residuals"])),
@@ -338,6 +353,12 @@ class DiLoCo:
 
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
+        self._require_same_parameters()
+        for worker, replica in zip(self._here, self._replicas, strict=True):
+            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
+
+    def _require_same_parameters(self) -> None:
+        """Refuse models that have other trainable parameters now than when this was made."""
         for worker, model, replica in zip(self._here, self.models, self._replicas, strict=True):
             now = trainable(model)
             require(
@@ -347,13 +368,42 @@ class DiLoCo:
                 "are frozen, unfrozen or replaced (as load_state_dict(assign=True) does), or call "
                 "model.reshard() if FSDP has them gathered since a forward pass",
             )
-            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
+
+    def _require_alike_on_island(self) -> None:
+        """Refuse ranks of a worker of which each has trained on its own: a sync takes one part of
+        what they all have from each of them.
+        """
+        if self.placement.ranks_per_worker == 1:
+            return
+        differ = False
+        for replica in self._replicas:
+            for sharded in (False, True):
+                moved = [
+                    _first_values(parameter) - _first_values(start).to(local(parameter).device)
+                    for parameter, start in zip(
+                        replica.params, self._outer.global_params, strict=True
+                    )
+                    if is_sharded(parameter) == sharded
+                ]
+                if moved:
+                    own = torch.cat(moved)
+                    mean = self.placement.mean_of_copies(own, sharded=sharded)
+                    # More than what sums that are not deterministic may differ by.
+                    differ |= bool((own - mean).norm() > 0.01 * mean.norm())
+        require(
+            not self.placement.any(differ),
+            "ranks that serve one worker have trained it each on its own, so their gradients must "
+            "be averaged at every step; put the model into DistributedDataParallel, with the "
+            "worker's ranks as its process_group, or give all of it to fully_shard, or place() "
+            "one rank for each worker",
+        )
 
     def _take_weights(self, which: int) -> list[float]:
         """The local models' shares of all samples in one list of `_samples`, which is reset."""
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
+        counts = [*self.placement.sum_on_island(counts)]
         everyone = self.placement.gather(
             {worker: [count] for worker, count in zip(self._here, counts, strict=True)}
         )
@@ -372,6 +422,11 @@ def _described(model: nn.Module) -> dict[str, str]:
         + ("trainable" if tensor.requires_grad else "frozen")
         for name, tensor in written_tensors(model).items()
     }
+
+
+def _first_values(tensor: Tensor) -> Tensor:
+    """A few of the values that this rank has of a tensor, in float64."""
+    return local(tensor).detach().reshape(-1)[:64].double()
 
 
 def _size(wire: WireFormat | None) -> str:

@@ -159,13 +159,17 @@ def check_apart(models: Iterable[nn.Module]) -> None:
     """Raise ValueError if two workers' models have a trainable parameter in common, or two of one
     memory, as `nn.Embedding.from_pretrained` makes them of one tensor.
     """
-    own = [{local(each).data_ptr() for each in trainable(model).values()} for model in models]
-    addresses = [address for each in own for address in each - {0}]  # 0: without memory.
     require(
-        len({*addresses}) == len(addresses),
+        not share_memory(trainable(model).values() for model in models),
         "models of two workers have a trainable parameter in common, or two in one memory, so they "
         "could not train apart; give each worker a copy (copy.deepcopy, or .clone() of a tensor)",
     )
+
+
+def share_memory(groups: Iterable[Iterable[Tensor]]) -> bool:
+    """True if a tensor of one group has the memory of a tensor of another group."""
+    own = [{local(tensor).data_ptr() for tensor in group} - {0} for group in groups]  # 0: none.
+    return len(set[int]().union(*own)) < sum(map(len, own))
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:

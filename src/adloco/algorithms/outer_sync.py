@@ -179,6 +179,14 @@ class OuterSync:
 
         It is taken in float64, in which equal values stay as they are, and the largest ones finite.
         """
+        for replica in replicas:
+            for before, now in zip(self.buffers, replica.buffers, strict=True):
+                require(
+                    now.shape == before.shape,
+                    "floating-point buffers must keep their shapes, and one of shape "
+                    f"{tuple(before.shape)} has {tuple(now.shape)} now; if the first pass gives it "
+                    "its shape, let the model make that pass before training begins",
+                )
         if self.buffers:
             exact = [[buffer.double() for buffer in replica.buffers] for replica in replicas]
             copy_all(comm.mean(exact, weights), self.buffers)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 Device = torch.device | str | None
 
@@ -51,8 +51,13 @@ def shard_of(tensor: Tensor) -> str:
 
 
 def first_element(tensor: Tensor) -> int:
-    """Index of the first element of this rank's shard in the whole tensor, both flattened."""
+    """Index of the first element of this rank's shard in the whole tensor, both flattened.
+
+    0 if the shard is not one range of rows, as columns and shards of shards are not.
+    """
     if not isinstance(tensor, DTensor):
+        return 0
+    if [each for each in tensor.placements if not each.is_replicate()] != [Shard(0)]:
         return 0
     rank = tensor.device_mesh.get_local_rank(_sharded_dimension(tensor))
     return sum(rows_of_shards(tensor)[:rank]) * math.prod(tensor.shape[1:])

@@ -46,6 +46,13 @@ class Transfers:
         self._last = done
         return done
 
+    def finish(self) -> None:
+        """Wait for all transfers: collectives of one group that two threads begin could meet others
+        of another rank.
+        """
+        if self._last:
+            self._last.result()
+
     def _call(self, function: Callable[[], None]) -> None:
         if self._stream is None:
             function()

@@ -116,6 +116,8 @@ class Comm:
         """
         began, islands = time.monotonic(), self._islands
         transfers = self._transfers if overlapped else None
+        if not overlapped:
+            self._finish_transfers()
         exchange: PlainSum | CompressedSum
         if given.wire is not None and self.num_workers > 1:
             exchange = CompressedSum(given, given.wire, islands)
@@ -137,6 +139,7 @@ class Comm:
         islands, results = self._islands, list(tensors)
         if islands.me is None or not receivers or self.num_workers == 1:
             return results
+        self._finish_transfers()
         sent_bytes = 0
         for sharded, indices in bucket_indices(tensors):
             if islands.group is None:
@@ -155,3 +158,7 @@ class Comm:
                 results[index] = with_local(view, like=tensors[index])
         islands.traffic.add(sent_bytes, self.num_workers - 1)
         return results
+
+    def _finish_transfers(self) -> None:
+        if self._transfers:
+            self._transfers.finish()

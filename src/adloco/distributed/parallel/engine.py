@@ -93,11 +93,7 @@ class Engine(ABC):
 
         Every rank of the island gets the same bits.
         """
-        if self._island is None:
-            return [float(number) for number in numbers]
-        device = self._island.mesh.device_type
-        own = torch.tensor(list(numbers), dtype=torch.float64, device=device)
-        return [float(number) for number in self._island.sum_on_device(own).tolist()]
+        return self._island.sum(numbers) if self._island else [float(each) for each in numbers]
 
     def sum_on_device(self, numbers: Sequence[Tensor | float]) -> Tensor:
         """`sum` of scalars, some of them on a device, which is not waited for."""
@@ -113,19 +109,10 @@ class Engine(ABC):
         )
         return self._island.sum_on_device(own) if self._island else own
 
-    @torch.no_grad()
     def average(self, buffers: Iterable[Tensor]) -> None:
-        """Set tensors that each rank has updated on its own to their mean over the island. In
-        float64 equal values stay as they are, and a sum of the largest ones is finite.
-        """
-        own = [*buffers] if self._island else []
-        if self._island and own:
-            whole = torch.cat([buffer.double().flatten() for buffer in own])
-            whole = self._island.sum_on_device(whole).div_(dist.get_world_size(self._island.group))
-            for buffer, mean in zip(
-                own, torch.split(whole, [*map(Tensor.numel, own)]), strict=True
-            ):
-                buffer.copy_(mean.view_as(buffer))
+        """`IslandGroup.average`, where several ranks serve the worker."""
+        if self._island:
+            self._island.average(buffers)
 
     @abstractmethod
     def after_evaluation(self) -> None:
@@ -175,6 +162,24 @@ class IslandGroup:
         self.traffic = traffic
         self.rank = dist.get_rank(group)
         self.replicas = mesh.size(0)
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Add up each number over the island, in float64: the same bits on all its ranks."""
+        own = torch.tensor(list(numbers), dtype=torch.float64, device=self.mesh.device_type)
+        return [float(number) for number in self.sum_on_device(own).tolist()]
+
+    @torch.no_grad()
+    def average(self, buffers: Iterable[Tensor]) -> None:
+        """Set tensors that each rank has updated on its own to their mean over the island. In
+        float64 equal values stay as they are, and a sum of the largest ones is finite.
+        """
+        own = [*buffers]
+        if not own:
+            return
+        whole = torch.cat([buffer.double().flatten() for buffer in own])
+        whole = self.sum_on_device(whole).div_(dist.get_world_size(self.group))
+        for buffer, mean in zip(own, torch.split(whole, [*map(Tensor.numel, own)]), strict=True):
+            buffer.copy_(mean.view_as(buffer))
 
     def sum_on_device(self, own: Tensor) -> Tensor:
         """Add up each element over the island, in place."""

@@ -9,12 +9,12 @@ islands.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from adloco.distributed.comm.background import Transfers
@@ -147,6 +147,26 @@ class Placement:
             assert self._island_group is not None
             return ShardedModel(model, self._island_group, compile, fill)
         return WholeModel(model, self.device, self._island_group, compile, fill)
+
+    def sum_on_island(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Add up each number over the ranks of this island: the same bits on all of them."""
+        return self._island_group.sum(numbers) if self._island_group else numbers
+
+    def average_on_island(self, buffers: Iterable[Tensor]) -> None:
+        """Set tensors to their mean over the ranks of this island."""
+        if self._island_group:
+            self._island_group.average(buffers)
+
+    def mean_of_copies(self, own: Tensor, *, sharded: bool) -> Tensor:
+        """The mean of a tensor over the ranks of this island that have the same sharded (True) or
+        other tensors as this one.
+        """
+        group = self._replica_group(sharded)
+        if group is None:
+            return own
+        total = own.clone()
+        dist.all_reduce(total, group=group)
+        return total / dist.get_world_size(group)
 
     def map(
         self,
