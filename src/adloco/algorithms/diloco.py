@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from operator import is_
 from typing import Any
 
@@ -20,14 +19,15 @@ from adloco.algorithms.model_state import (
 )
 from adloco.algorithms.optimizers import OuterFactory, OuterOptimizer, check_shards
 from adloco.algorithms.outer_sync import OuterSync
-from adloco.distributed.dtensor import is_sharded, local, shard_of
-from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import (
-    in_flat_shards,
-    layers,
-    ranks_of_wrappers,
-    written_tensors,
+from adloco.algorithms.replica_checks import (
+    check_alike,
+    check_islands,
+    check_same_shards,
+    check_wrappers,
+    sent_by,
 )
+from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.parallel.layers import layers, written_tensors
 from adloco.distributed.placement.placement import OneProcess, Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -99,10 +99,17 @@ class DiLoCo:
             streaming=streaming or Streaming(),
             memory=memory or OuterMemory(),
         )
-        for model in self.models:
-            self._require_own_gradients(model)
-        self._require_alike()
-        self._require_same_shards()
+        if self.num_workers > 1:  # Else nothing is exchanged.
+            check_wrappers(self.models, self.placement)
+        shared = {
+            "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
+            "sync_every": str(sync_every),
+            "streaming": str(streaming),
+            "the wire format": sent_by(wire),
+        }
+        check_alike(dict(zip(self._here, self.models, strict=True)), shared, self.placement)
+        if self.num_workers > 1:
+            check_same_shards(self.models, self.placement)
         first = self.models[0]
         require(
             bool(trainable(first)),
@@ -177,7 +184,7 @@ class DiLoCo:
             if event.step == now:
                 self._check_replicas()
                 if self._inner_steps <= self.sync_every:
-                    self._require_alike_on_island()
+                    check_islands(self._replicas, self._outer.global_params, self.placement)
                 weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
                 self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
@@ -282,75 +289,6 @@ class DiLoCo:
         self._outer.step()  # A mean in flight cannot be copied; see `state_dict`.
         return vars(self)
 
-    def _require_own_gradients(self, model: nn.Module) -> None:
-        """Refuse a model whose gradients are averaged over several workers at every step, or whose
-        shards are of a kind that a sync takes for whole tensors.
-        """
-        if self.placement.num_ranks == 1 or self.num_workers == 1:
-            return  # Nothing is exchanged.
-        size = self.placement.ranks_per_worker
-        first = self.placement.rank // size * size
-        own = range(first, first + size)
-        for wrapper, ranks in ranks_of_wrappers(model).items():
-            require(
-                ranks <= {*own},
-                f"a model is in {wrapper} over {len(ranks)} ranks, which averages the gradients of "
-                "several workers at every step; give the model without it, or with a group of one "
-                f"worker's ranks (here {[*own]}, not {sorted(ranks)})",
-            )
-        require(
-            not in_flat_shards(model),
-            "a model is in FullyShardedDataParallel, whose shards cannot be told from whole "
-            "tensors; shard it by torch.distributed.fsdp.fully_shard, or give it NO_SHARD",
-        )
-
-    def _require_alike(self) -> None:
-        """Refuse models or settings that differ between workers: copies would repeat tensors or mix
-        them up, and syncs would meet those of other steps.
-        """
-        outer = self._syncing.outer
-        settings = {
-            "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
-            "sync_every": str(self.sync_every),
-            "streaming": str(self._syncing.streaming),
-            "the wire format": _size(self._syncing.wire),
-        }
-        mine = [
-            (worker, settings | _described(model))
-            for worker, model in zip(self._here, self.models, strict=True)
-        ]
-        everyone = [each for own in self.placement.all_values(mine) for each in own]
-        first, expected = everyone[0]
-        for worker, found in everyone:
-            # In their order, in which parameters are copied and synced.
-            for (name, one), (other_name, other) in zip_longest(
-                expected.items(), found.items(), fillvalue=("nothing", "absent")
-            ):
-                require(
-                    (name, one) == (other_name, other),
-                    "models and settings must be the same for all workers, but where worker "
-                    f"{first} has {name}: {one}, worker {worker} has {other_name}: {other}",
-                )
-
-    def _require_same_shards(self) -> None:
-        """Refuse shards of which a rank has others than those that it exchanges or repeats."""
-        if self.num_workers == 1:
-            return  # Nothing is exchanged.
-        names = [name for name, _ in self.models[0].named_parameters()]
-        parts = self.placement.all_values(
-            [[shard_of(parameter) for parameter in model.parameters()] for model in self.models]
-        )
-        for rank, models in enumerate(parts):
-            like = rank % self.placement.shards
-            for found in models:
-                for name, one, other in zip(names, parts[like][0], found, strict=True):
-                    require(
-                        one == other,
-                        f"ranks {like} and {rank} must have the same part of {name}, but have "
-                        f"{one} and {other}; give place() the shard_size of your mesh, which has "
-                        "the shards of a model on neighbouring ranks",
-                    )
-
     def _check_replicas(self) -> None:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
         self._require_same_parameters()
@@ -369,35 +307,6 @@ class DiLoCo:
                 "model.reshard() if FSDP has them gathered since a forward pass",
             )
 
-    def _require_alike_on_island(self) -> None:
-        """Refuse ranks of a worker of which each has trained on its own: a sync takes one part of
-        what they all have from each of them.
-        """
-        if self.placement.ranks_per_worker == 1:
-            return
-        differ = False
-        for replica in self._replicas:
-            for sharded in (False, True):
-                moved = [
-                    _first_values(parameter) - _first_values(start).to(local(parameter).device)
-                    for parameter, start in zip(
-                        replica.params, self._outer.global_params, strict=True
-                    )
-                    if is_sharded(parameter) == sharded
-                ]
-                if moved:
-                    own = torch.cat(moved)
-                    mean = self.placement.mean_of_copies(own, sharded=sharded)
-                    # More than what sums that are not deterministic may differ by.
-                    differ |= bool((own - mean).norm() > 0.01 * mean.norm())
-        require(
-            not self.placement.any(differ),
-            "ranks that serve one worker have trained it each on its own, so their gradients must "
-            "be averaged at every step; put the model into DistributedDataParallel, with the "
-            "worker's ranks as its process_group, or give all of it to fully_shard, or place() "
-            "one rank for each worker",
-        )
-
     def _take_weights(self, which: int) -> list[float]:
         """The local models' shares of all samples in one list of `_samples`, which is reset."""
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
@@ -410,30 +319,6 @@ class DiLoCo:
         total = sum(count for (count,) in everyone.values())
         require(total > 0, "samples must not be 0 on every worker for all steps of a round")
         return [count / total for count in counts]
-
-
-def _described(model: nn.Module) -> dict[str, str]:
-    """Facts about each tensor that all replicas have in common, by name, in order.
-
-    A replica may be compiled where another one is not, for which torch adds to its names.
-    """
-    return {
-        name.replace("_orig_mod.", ""): f"{tuple(tensor.shape)} of {tensor.dtype}, "
-        + ("trainable" if tensor.requires_grad else "frozen")
-        for name, tensor in written_tensors(model).items()
-    }
-
-
-def _first_values(tensor: Tensor) -> Tensor:
-    """A few of the values that this rank has of a tensor, in float64."""
-    return local(tensor).detach().reshape(-1)[:64].double()
-
-
-def _size(wire: WireFormat | None) -> str:
-    """A wire format and what it sends."""
-    if wire is None:
-        return "none"
-    return f"{type(wire).__name__}, {wire.block_bytes} bytes for {wire.block} values"
 
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:

@@ -1,0 +1,145 @@
+"""Checks that the replicas of a `DiLoCo` are what a sync takes them for: one model, of which each
+worker, and in a worker each of its ranks, has a copy or a part.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.model_state import Replica
+from adloco.distributed.dtensor import is_sharded, local, shard_of
+from adloco.distributed.parallel.layers import in_flat_shards, ranks_of_wrappers, written_tensors
+from adloco.distributed.placement.placement import Placement
+from adloco.distributed.wire.wire_format import WireFormat
+from adloco.errors import require
+
+FIRST = 64
+"""Values of each parameter by which ranks compare how it has moved."""
+APART = 0.01
+"""Relative distance from which ranks have trained apart: sums that are not deterministic differ by
+less.
+"""
+
+
+def check_wrappers(models: Sequence[nn.Module], placement: Placement) -> None:
+    """Refuse models whose gradients are averaged over several workers at every step, or whose
+    shards look like whole tensors.
+    """
+    if placement.num_ranks == 1:
+        return
+    size = placement.ranks_per_worker
+    first = placement.rank // size * size
+    own = [*range(first, first + size)]
+    for model in models:
+        for wrapper, ranks in ranks_of_wrappers(model).items():
+            require(
+                ranks <= {*own},
+                f"a model is in {wrapper} over {len(ranks)} ranks, which averages the gradients of "
+                "several workers at every step; give the model without it, or with a group of one "
+                f"worker's ranks (here {own}, not {sorted(ranks)})",
+            )
+        require(
+            not in_flat_shards(model),
+            "a model is in FullyShardedDataParallel, whose shards cannot be told from whole "
+            "tensors; shard it by torch.distributed.fsdp.fully_shard, or give it NO_SHARD",
+        )
+
+
+def check_alike(
+    models: Mapping[int, nn.Module], settings: Mapping[str, str], placement: Placement
+) -> None:
+    """Refuse models or settings that differ between workers: copies would repeat tensors or mix
+    them up, and syncs would meet those of other steps.
+
+    Args:
+        models: The model of each worker here, by id.
+        settings: Those of this process, by name.
+    """
+    mine = [(worker, {**settings, **_described(model)}) for worker, model in models.items()]
+    everyone = [each for own in placement.all_values(mine) for each in own]
+    first, expected = everyone[0]
+    for worker, found in everyone:
+        # In their order, in which parameters are copied and synced.
+        for (name, one), (other_name, other) in zip_longest(
+            expected.items(), found.items(), fillvalue=("nothing", "absent")
+        ):
+            require(
+                (name, one) == (other_name, other),
+                "models and settings must be the same for all workers, but where worker "
+                f"{first} has {name}: {one}, worker {worker} has {other_name}: {other}",
+            )
+
+
+def check_same_shards(models: Sequence[nn.Module], placement: Placement) -> None:
+    """Refuse shards of which a rank has others than those that it exchanges or repeats."""
+    names = [name for name, _ in models[0].named_parameters()]
+    parts = placement.all_values(
+        [[shard_of(parameter) for parameter in model.parameters()] for model in models]
+    )
+    for rank, of_models in enumerate(parts):
+        like = rank % placement.shards
+        for found in of_models:
+            for name, one, other in zip(names, parts[like][0], found, strict=True):
+                require(
+                    one == other,
+                    f"ranks {like} and {rank} must have the same part of {name}, but have "
+                    f"{one} and {other}; give place() the shard_size of your mesh, which has "
+                    "the shards of a model on neighbouring ranks",
+                )
+
+
+def check_islands(
+    replicas: Sequence[Replica], start: Sequence[Tensor], placement: Placement
+) -> None:
+    """Refuse ranks of a worker of which each has trained on its own: a sync takes one part of what
+    they all have from each of them.
+
+    start: The global parameters, from which they have moved.
+    """
+    if placement.ranks_per_worker == 1:
+        return
+    apart = False
+    for replica in replicas:
+        for sharded in (False, True):
+            moved = [
+                _first_values(parameter) - _first_values(begin).to(local(parameter).device)
+                for parameter, begin in zip(replica.params, start, strict=True)
+                if is_sharded(parameter) == sharded
+            ]
+            if moved:
+                own = torch.cat(moved)
+                mean = placement.mean_of_copies(own, sharded=sharded)
+                apart |= bool((own - mean).norm() > APART * mean.norm())
+    require(
+        not placement.any(apart),
+        "ranks that serve one worker have trained it each on its own, so their gradients must "
+        "be averaged at every step; put the model into DistributedDataParallel, with the "
+        "worker's ranks as its process_group, or give all of it to fully_shard, or place() "
+        "one rank for each worker",
+    )
+
+
+def sent_by(wire: WireFormat | None) -> str:
+    """A wire format and what it sends, in words."""
+    if wire is None:
+        return "none"
+    return f"{type(wire).__name__}, {wire.block_bytes} bytes for {wire.block} values"
+
+
+def _described(model: nn.Module) -> dict[str, str]:
+    """Facts about each tensor that all replicas have in common, by name, in order.
+
+    A replica may be compiled where another one is not, for which torch adds to its names.
+    """
+    return {
+        name.replace("_orig_mod.", ""): f"{tuple(tensor.shape)} of {tensor.dtype}, "
+        + ("trainable" if tensor.requires_grad else "frozen")
+        for name, tensor in written_tensors(model).items()
+    }
+
+
+def _first_values(tensor: Tensor) -> Tensor:
+    """A few of the values that this rank has of a tensor, in float64."""
+    return local(tensor).detach().reshape(-1)[:FIRST].double()
