@@ -54,9 +54,8 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
             begins with its name. Or a field has a type that cannot be converted to.
     """
     hints = get_type_hints(owner, include_extras=True)
-    # pydantic would take true for 1, but not a list.
     checked = {
-        key: value if not isinstance(value, bool) or takes_truths(hints[key]) else [value]
+        key: value if takes_truths(hints[key]) else _no_truths(value, hints[key])
         for key, value in given.items()
     }
     required = any(each.default is each.default_factory is MISSING for each in fields(owner))
@@ -83,6 +82,15 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
 def takes_truths(hint: Any) -> bool:
     """True if true and false are values of a type."""
     return hint is bool or bool in get_args(hint)
+
+
+def _no_truths(value: Any, hint: Any) -> Any:
+    """The value, with lists in the place of truths, alone or in a list of numbers: pydantic would
+    take true for 1, but not a list.
+    """
+    if isinstance(value, (list, tuple)) and {int, float} & {*get_args(hint)}:
+        return [_no_truths(item, hint) for item in value]
+    return [value] if isinstance(value, bool) else value
 
 
 @functools.cache
