@@ -41,6 +41,10 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
         not isinstance(value, str) or not HALF_PAIR.search(value),
         f"{name} must be UTF-8, as a recipe is, got {shown(str(value))}; rename what it names",
     )
+    require(
+        not isinstance(value, str) or "\0" not in value,
+        f"{name} must have no null character, got {shown(str(value))}; remove it",
+    )
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value, get_origin(hint) in LISTS)
     return value if hint is str else _with_sizes(name, hint, value)
