@@ -216,8 +216,9 @@ def test_rounds_grow_only_with_a_rate_that_falls_but_not_to_zero(
 
 
 def test_one_rule_sets_the_length_of_rounds() -> None:
-    with pytest.raises(ValueError, match="sync_growth must be >= 0, got -1"):
-        Method(sync_growth=-1.0)
+    for growth in (-1.0, 1e38):
+        with pytest.raises(ValueError, match=r"sync_growth must be in \[0, 100\], got"):
+            Method(sync_growth=growth)
 
 
 def test_seesaw_by_hand() -> None:
@@ -790,6 +791,10 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
         (
             lambda: OuterOptimizer(options={"momentumm": 0.9}),
             "^options do not fit torch.optim.SGD",
+        ),
+        (
+            lambda: OuterOptimizer(options={"momentum": math.nan}),
+            "^options must give steps that are numbers",
         ),
         (lambda: OuterOptimizer(optimizer="LBFGS", options={}), "it cannot be an outer optimizer"),
         (

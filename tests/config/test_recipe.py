@@ -187,6 +187,10 @@ def test_a_flag_that_chooses_drops_what_only_the_old_choice_knew() -> None:
         ({"run": {"tokens": 1.5}}, "run.tokens must be .*got 1.5"),
         ({"run": {"tokens": 0}}, "run.tokens must be > 0, got 0"),
         (
+            {"run": {"checkpoint_seconds": 0.5}},
+            "run.checkpoint_seconds must be 0, or from 1 to 1e6, got 0.5",
+        ),
+        (
             {"run": {"precision": "fp8"}},
             "run.precision must be auto, fp32 or bf16, got 'fp8'",
         ),

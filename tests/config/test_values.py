@@ -49,6 +49,23 @@ def test_they_may_stand_in_lists(given: str | list[object]) -> None:
         build_recipe(override(values, [("batch.after_samples", "[600k, 1m]")]))
 
 
+def test_a_text_has_no_null_character() -> None:
+    """The system would refuse it as a path, and not say of which setting."""
+    for section, key in [("run", "folder"), ("data", "path"), ("data", "cache")]:
+        with pytest.raises(ValueError, match=f"{section}.{key} must have no null character"):
+            build_recipe({section: {key: "a\0b"}})
+
+
+def test_a_truth_is_no_number() -> None:
+    for name, given in [
+        ("run.tokens", "true"),
+        ("method.dropped", "true"),
+        ("inner.betas", "[true, 0.9]"),
+    ]:
+        with pytest.raises(ValueError, match=f"{name} must be a .*number"):
+            build_recipe(override({}, [(name, given)]))
+
+
 def test_texts_in_lists_stay_texts() -> None:
     flags = [("inner.optimizer", "muon"), ("inner.exclude", '["1M", "embed"]')]
     assert build_recipe(override({}, flags)).inner.exclude == ("1M", "embed")  # type: ignore[union-attr]

@@ -132,7 +132,11 @@ def test_constant_and_warmup() -> None:
         ),
         (
             lambda: BatchWarmup(batches=[1, 2], after_samples=[3, 3]),
-            r"^after_samples must increase",
+            r"^after_samples must be >= 0 and increase",
+        ),
+        (
+            lambda: BatchWarmup(batches=[1, 2], after_samples=[-1, 3]),
+            r"^after_samples must be >= 0 and increase",
         ),
     ],
 )

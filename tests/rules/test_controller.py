@@ -69,6 +69,16 @@ def test_hysteresis() -> None:
     ) == [100, 100, 110, 110, 98]
 
 
+def test_hysteresis_is_of_what_is_wanted() -> None:
+    """Of 4 samples 1.3 times as many are 5, which are less than 30% more: the request would stay at
+    4 for ever. 5 and 6 more of 20 are 25% and 30%.
+    """
+    guards = BatchGuards(initial=4, max_growth=1.3, hysteresis=0.3)
+    assert requests(guards, [100, 100, 100]) == [5, 6, 7]
+    slow = BatchGuards(initial=20, max_growth=1.3, hysteresis=0.3)
+    assert requests(slow, [25, 26]) == [20, 26]
+
+
 def test_precise_tests_are_believed() -> None:
     # S = 40 and |G|^2 = 4 from many tests that agree: 10 samples, although those before said 20.
     controller = BatchController(NormTest(eta=1.0), BatchGuards(initial=8, max_growth=math.inf))

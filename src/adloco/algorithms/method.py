@@ -128,7 +128,9 @@ class Method:
             "dropped",
             f"must be some of the workers 0 to {self.num_workers - 1}, not all",
         )
-        require_range(self, "sync_growth", "max_grad_norm", at_least=0)
+        # Of larger powers of the rate nothing is left to divide by.
+        require_range(self, "sync_growth", at_least=0, at_most=100)
+        require_range(self, "max_grad_norm", at_least=0)
 
     @property
     def num_workers(self) -> int:

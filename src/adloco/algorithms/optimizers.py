@@ -132,10 +132,14 @@ class OuterOptimizer:
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         try:
-            self(parameters).step()
+            tried = self(parameters)
+            for _ in range(2):  # The first one has no momentum yet.
+                tried.step()
         except (TypeError, ValueError, RuntimeError) as error:
             problem = f"do not fit torch.optim.{self.optimizer}, or it cannot be an outer optimizer"
             raise SettingError(self, "options", f"{problem}: {error}") from error
+        known = not any(parameter.isnan().any() for parameter in parameters)
+        require_setting(known, self, "options", "must give steps that are numbers")
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
         kind = getattr(torch.optim, self.optimizer)

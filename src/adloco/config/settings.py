@@ -23,7 +23,9 @@ class RunSettings:
     named after the recipe, the model, the data and the time.
     """
     name: str = setting("", resume="free", of_rank=True, traceless=True)
-    """Name of the recipe in tables and reports. Empty: the name of the recipe's file."""
+    """Name of the recipe in tables and reports. Where none is given: the name of the recipe's
+    file.
+    """
     tokens: int = setting(1_200_000, resume="free", equal="budget")
     """Budget: number of tokens to train on, over all trainers. The run ends with the sample that
     reaches it; the last inner step takes what is left. 0: no limit; one of the next three must then
@@ -38,7 +40,9 @@ class RunSettings:
     seed: int = 0
     """Seed of the initial parameters, the order of the data, and dropout."""
     device: str = setting("auto", resume="free", of_rank=True, traceless=True)
-    """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
+    """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ... Of several ranks
+    each takes the next GPU of its machine, whatever the number.
+    """
     threads: int = setting(0, resume="free", of_rank=True, traceless=True)
     """Number of workers that run at the same time. 0: one per core on a CPU; on a GPU one, or one
     per core if their micro-batches are small. It does not change the results. Compiled ones, and
@@ -72,7 +76,7 @@ class RunSettings:
     """Rounds from one checkpoint to the next. The last round always writes one."""
     checkpoint_seconds: float = setting(1800.0, resume="free", traceless=True)
     """Longest time without a checkpoint: one is also written within a round, after the inner steps
-    in progress. 0: only after rounds.
+    in progress. At least 1, or 0: only after rounds.
     """
     keep_checkpoints: int = setting(2, resume="free", traceless=True)
     """Number of checkpoints to keep; older ones are deleted."""
@@ -90,8 +94,8 @@ class RunSettings:
     computes, or waits, gives two a second, however long its rounds are.
     """
     timeout_seconds: float = setting(600.0, resume="free")
-    """Time in which all ranks must have started. A rank that gives signs of life and is slow is
-    waited for, ten times as long.
+    """Time in which all ranks must have started, at least 30. A rank that gives signs of life and
+    is slow is waited for, ten times as long.
     """
     on_rank_failure: Literal["stop", "replace", "drop"] = setting(
         "stop", resume="free", aliases=("on_loss",)
@@ -111,7 +115,7 @@ class RunSettings:
     its disk. An island that is alone writes a checkpoint instead.
     """
     secret_file: str = setting("", resume="free", of_rank=True, traceless=True)
-    """File with a secret that all machines of a run share, of at least 16 bytes, which its owner
+    """File with a secret that all machines of a run share, of 16 to 4096 bytes, which its owner
     alone can read. The launchers that meet (--meet), and the ranks of the other machines, prove it
     before anything else that they send is read. Empty: whoever reaches the meeting point can use
     it. One machine alone does not read it.
@@ -128,7 +132,13 @@ class RunSettings:
         require_range(self, *self.limits, "threads", at_least=0)
         require_setting(0 <= self.seed < 2**63, self, "seed", "must be >= 0 and < 2^63")
         require_range(self, "checkpoint_every", "keep_checkpoints", above=0)
-        require_range(self, "checkpoint_seconds", at_least=0, at_most=1e6)
+        require_setting(
+            # In less, a round would be stopped for the next one before its first inner step.
+            self.checkpoint_seconds == 0 or 1 <= self.checkpoint_seconds <= 1e6,
+            self,
+            "checkpoint_seconds",
+            "must be 0, or from 1 to 1e6",
+        )
         require_setting(
             self.copy_every == 0 or (self.copy_every > 0 and self.on_rank_failure != "stop"),
             self,

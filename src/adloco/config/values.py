@@ -41,6 +41,10 @@ def plain_value(name: str, hint: Any, value: Any) -> Any:
         not isinstance(value, str) or not HALF_PAIR.search(value),
         f"{name} must be UTF-8, as a recipe is, got {shown(str(value))}; rename what it names",
     )
+    require(
+        not isinstance(value, str) or "\0" not in value,
+        f"{name} must have no null character, got {shown(str(value))}; remove it",
+    )
     if isinstance(value, FlagText):
         value = str(value) if hint is str else _parse_flag(value, get_origin(hint) in LISTS)
     return value if hint is str else _with_sizes(name, hint, value)
@@ -54,9 +58,8 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
             begins with its name. Or a field has a type that cannot be converted to.
     """
     hints = get_type_hints(owner, include_extras=True)
-    # pydantic would take true for 1, but not a list.
     checked = {
-        key: value if not isinstance(value, bool) or takes_truths(hints[key]) else [value]
+        key: value if takes_truths(hints[key]) else _no_truths(value, hints[key])
         for key, value in given.items()
     }
     required = any(each.default is each.default_factory is MISSING for each in fields(owner))
@@ -83,6 +86,15 @@ def construct(owner: type, given: Mapping[str, Any]) -> Any:
 def takes_truths(hint: Any) -> bool:
     """True if true and false are values of a type."""
     return hint is bool or bool in get_args(hint)
+
+
+def _no_truths(value: Any, hint: Any) -> Any:
+    """The value, with lists in the place of truths, alone or in a list of numbers: pydantic would
+    take true for 1, but not a list.
+    """
+    if isinstance(value, (list, tuple)) and {int, float} & {*get_args(hint)}:
+        return [_no_truths(item, hint) for item in value]
+    return [value] if isinstance(value, bool) else value
 
 
 @functools.cache

@@ -24,8 +24,8 @@ class DataSettings:
     """The text to train and validate on, and how it is tokenised."""
 
     path: str = setting("", resume="free", of_rank=True, equal="data")
-    """A text, jsonl or parquet file, or a folder of such files. If path and dataset are both empty:
-    the source code of Python's standard library.
+    """A text, jsonl or parquet file, or a folder of such files. If path, dataset and factory are
+    empty: the source code of Python's standard library.
     """
     dataset: str = setting("", resume="free", of_rank=True, equal="data")
     """Instead of path: a Hugging Face dataset, as a hub id (allenai/c4) or as a local folder in the
@@ -66,13 +66,13 @@ class DataSettings:
     text_column: str = setting("text", equal="data")
     """Column with the text, in datasets, jsonl and parquet files."""
     tokenizer: str = setting("bytes", equal="tokenizer")
-    """bytes, bpe:SIZE (byte-level BPE trained on the text), or the folder or hub name of a Hugging
-    Face tokenizer.
+    """bytes, bpe:SIZE (byte-level BPE trained on the first 10,000 texts), or the folder or hub name
+    of a Hugging Face tokenizer.
     """
     context_tokens: int = setting(
         128, equal="data", aliases=("context", "max_length", "seq_len", "seq_length")
     )
-    """Length of a sample, in tokens."""
+    """Length of a sample, in tokens; of a text that is classified, the most of it that is read."""
     validation_fraction: float = setting(0.05, equal="validation windows")
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
     spread evenly over the rows, or, if there are too few rows for one, of the end of each.
@@ -87,8 +87,8 @@ class DataSettings:
     Empty: all workers read the same text.
     """
     cache: str = setting("", resume="free", of_rank=True)
-    """Folder of the caches of tokenised text. Empty: adloco in the folder that XDG_CACHE_HOME
-    names, or ~/.cache/adloco without that variable.
+    """Folder of the caches of tokenised text, which language models have. Empty: adloco in the
+    folder that XDG_CACHE_HOME names, or ~/.cache/adloco without that variable.
     """
 
     def __post_init__(self) -> None:

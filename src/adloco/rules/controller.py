@@ -62,9 +62,11 @@ class BatchGuards:
     may. While |G|^2 cannot be told from zero the batch grows by this factor; with inf, which is no
     limit, to the maximum."""
     hysteresis: float = 0.0
-    """Relative change below which the requested batch stays unchanged."""
+    """Relative change that a rule must ask for, within minimum and maximum; for less, the requested
+    batch stays unchanged."""
     grow_only: bool = False
-    """True: the requested batch never falls, as published; false: it may fall too."""
+    """True: no rule lowers the requested batch, as published; false: it may fall too. The mean of
+    merge.requested_batch = weighted may be lower all the same."""
 
     def __post_init__(self) -> None:
         require_range(self, "initial", above=0)
@@ -83,12 +85,14 @@ class BatchGuards:
 
     def limit(self, wanted: int, current: int) -> int:
         """The new requested batch, from what the rule wants and the current one, in samples."""
+        allowed = max(self.minimum, min(wanted, self.maximum))
+        # Of what is wanted: of what may grow in a round, whole samples can be less for ever.
+        if abs(allowed - current) < self.hysteresis * current:
+            return current
         # At least one sample more is allowed, because otherwise a small request could never grow.
         grown = max(current + 1, math.floor(min(current * self.max_growth, self.maximum)))
-        limited = max(self.minimum, min(wanted, grown, self.maximum))
-        if self.grow_only:
-            limited = max(limited, current)
-        return current if abs(limited - current) < self.hysteresis * current else limited
+        limited = max(self.minimum, min(allowed, grown))
+        return max(limited, current) if self.grow_only else limited
 
 
 class BatchController:

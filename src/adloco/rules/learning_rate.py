@@ -27,7 +27,7 @@ class LearningRate:
     then a linear decay to the final fraction; constant: no decay.
     """
     total_tokens: int = 0
-    """Tokens at which the schedule ends; in a recipe 0 means the run's budget."""
+    """Tokens at which the schedule ends; in a recipe 0 means run.tokens."""
     warmup_fraction: float = setting(0.02, aliases=("warmup",))
     """Fraction of total_tokens over which the rate rises linearly from zero."""
     final_fraction: float = 0.1

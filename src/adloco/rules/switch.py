@@ -115,7 +115,7 @@ class SwitchMode:
     """
     pass_limit: int = setting(0, resume="free")
     """Cap on micro-batches, for when b_max does not fit after all; 0: none below b_max. Batches
-    stay the same, in more micro-batches.
+    stay the same, in more micro-batches, and test steps may have more groups.
     """
     multiplier: float = setting(2.0, aliases=("n",))
     """n: accumulate if a trainer's requested batch exceeds n times what fits in one pass of its

@@ -38,7 +38,7 @@ from adloco.run.micro_batch_probe import probe
 from adloco.run.opened import Opened, copies_of_worker, outer_copies, residual_copies
 from adloco.run.own_problem import builder_of
 from adloco.run.stored import StoredRun, shared_settings
-from adloco.run.unusual import cut_batches, other_schedule, unread_streams
+from adloco.run.unusual import cut_batches, other_schedule, unread_streams, without_effect
 from adloco.tasks.island_texts import IslandTexts, open_islands
 from adloco.tasks.problem_task import ProblemTask
 from adloco.tasks.task import Task, TaskData
@@ -80,7 +80,8 @@ def prepare_run(
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
     if stored is None:
-        notices += [recipe.unused, cut_batches(recipe), other_schedule(recipe)]
+        notices += [recipe.unused, without_effect(recipe), cut_batches(recipe)]
+        notices.append(other_schedule(recipe))
         if problem:
             notices.append(unread_streams(problem.data.num_streams, recipe))
         notices.append(read_whole(opened.builder, placement))

@@ -3,11 +3,18 @@ round; and in one that is resumed with another budget.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
 
+from adloco.algorithms.optimizers import OuterMean
 from adloco.config.sections import Recipe
+from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.batch_rules.warmup import BatchWarmup
+from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.rules.shares import EqualShares
 
 
 def cut_batches(recipe: Recipe) -> str:
@@ -28,6 +35,59 @@ def cut_batches(recipe: Recipe) -> str:
         if largest > maximum
         else ""
     )
+
+
+def without_effect(recipe: Recipe) -> str:
+    """A sentence for each reason for which settings are without effect beside others, of those that
+    differ from their defaults; empty if there are none.
+    """
+    return "; ".join(
+        f"{' and '.join(names)} change{'s' * (len(names) == 1)} nothing: {reason}"
+        for names, reason in _idle(recipe)
+        if names
+    )
+
+
+def _idle(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
+    """Names of settings without effect, maybe none, and the reason."""
+    rate, rule, policy = recipe.learning_rate, recipe.batch, recipe.merge
+    lone, merges = recipe.method.num_trainers == 1, not isinstance(policy, NoMerge)
+    if merges and lone:
+        yield ["merge.policy"], "there is one trainer (method.num_trainers)"
+    if lone or not merges:
+        yield _changed("merge", recipe.fates), "trainers never merge"
+    elif isinstance(recipe.outer, OuterMean):
+        yield _changed("merge", recipe.fates, "outer_momentum"), "outer.update is mean"
+    if rule.fewest_groups == 1:
+        yield _changed("test", recipe.test), "this batch.rule measures no gradients"
+    if isinstance(rule, ConstantBatch):
+        changes = ("max_growth", "hysteresis", "grow_only")
+        yield _changed("batch", recipe.guards, *changes), "batch.rule constant keeps the batch"
+    if rate.coupling == "none":
+        own = _changed("learning_rate", rate, "reference_batch")
+        yield own, "learning_rate.coupling is none"
+    if rate.shape != "wsd":
+        ends = ("final_fraction",) if rate.shape == "constant" else ()
+        own = _changed("learning_rate", rate, "decay_fraction", *ends)
+        yield own, f"learning_rate.shape is {rate.shape}"
+    if recipe.switch.mode != "switch":
+        own = _changed("switch", recipe.switch, "multiplier")
+        yield own, f"switch.mode is {recipe.switch.mode}"
+    if not recipe.syncs:
+        own = ["placement.balance"] * (recipe.shares != EqualShares())
+        own += _changed("outer", recipe.sync_weights)
+        yield own, "no trainer ever has two workers"
+    if not recipe.task.packed:
+        own = _changed("evaluation", recipe.evaluation, "windows")
+        own += _changed("data", recipe.data, "cache")
+        yield own, "they are for language models"
+
+
+def _changed(section: str, owner: Any, *names: str) -> list[str]:
+    """The settings of an object that differ from their defaults, of these names; none: of all."""
+    keys = names or tuple(field.name for field in fields(owner))
+    default = type(owner)()
+    return [f"{section}.{key}" for key in keys if getattr(owner, key) != getattr(default, key)]
 
 
 def other_schedule(recipe: Recipe, *, resumed: bool = False) -> str:

@@ -145,7 +145,7 @@ class EvaluationSettings:
     every: int = setting(1, resume="free", aliases=("eval_every",))
     """Rounds from one evaluation of all trainers to the next."""
     windows: int = setting(64, equal="validation windows")
-    """Validation windows, evenly spaced over the held-out text; 0: all."""
+    """Validation windows of a language model, evenly spaced over the held-out text; 0: all."""
 
     def __post_init__(self) -> None:
         require_range(self, "every", above=0)

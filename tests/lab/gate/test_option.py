@@ -70,6 +70,15 @@ def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> N
         Gate(**settings)  # type: ignore[arg-type]
 
 
+def test_limits_of_a_gate_that_is_off_are_said() -> None:
+    for gate, unused in [
+        (Gate(), False),
+        (Gate(gate_factor=5), True),
+        (Gate(gate=True, gate_factor=5), False),
+    ]:
+        assert ("change nothing without outer.gate" in gate.unused(4)) is unused
+
+
 def test_a_worker_that_is_left_out_is_named() -> None:
     found = {"syncs_left_out": 1, "relative_norm": 104.0, "cosine_with_others": None}
     rows = [{"worker": 4, "trainer": 0, "syncs_left_out": 0}, {"worker": 5, "trainer": 0} | found]

@@ -27,7 +27,7 @@ class Int8:
     key: ClassVar[str] = "int8"
 
     block: int = 256
-    """Values that share a scale, which takes 4 bytes."""
+    """Values that share a scale, which takes 4 bytes; at most 65536."""
 
     def __post_init__(self) -> None:
         require_range(self, "block", at_least=1, at_most=1 << 16)

@@ -74,6 +74,8 @@ class Gate(Option):
     def unused(self, largest: int) -> str:
         if self.gate and largest < SMALLEST:
             return "outer.gate changes nothing: no trainer ever has three workers to compare"
+        if not self.gate and self != Gate():
+            return "outer.gate_factor and outer.gate_cosine change nothing without outer.gate"
         return ""
 
     @staticmethod

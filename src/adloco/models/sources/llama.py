@@ -59,7 +59,7 @@ class LlamaShape:
     """Number of attention heads; 0: as in the shape."""
     num_kv_heads: int = 0
     """Number of key and value heads, less than num_heads for grouped-query attention; 0: as in the
-    shape.
+    shape, or num_heads if that is less.
     """
     intermediate_size: int = 0
     """Width of the feed-forward blocks; 0: as in the shape."""

@@ -32,10 +32,10 @@ class BatchWarmup:
         )
         require_setting(min(self.batches) > 0, self, "batches", "must be > 0")
         require_setting(
-            list(self.after_samples) == sorted(set(self.after_samples)),
+            [*self.after_samples] == sorted({*self.after_samples}) and self.after_samples[0] >= 0,
             self,
             "after_samples",
-            "must increase",
+            "must be >= 0 and increase",
         )
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
