@@ -110,6 +110,15 @@ def test_settings_of_a_section_may_be_given_together(
     assert "weight_decay = 0.05" in recipe
 
 
+def test_data_takes_a_path_or_the_settings_of_its_section(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = {"path": settings.pop("data.path"), "skip_samples": 2}
+    run = adloco.train("diloco", data=section, **settings)
+    assert run.recipe.data.path == section["path"]
+    assert run.recipe.data.skip_samples == 2
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -67,7 +67,6 @@ def test_a_hostile_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("terminal", "width", "expected"),
     [
         (True, 80, ["name", "loss"]),
-        (True, 20, ["name"]),
         (False, 20, ["name", "loss", "age"]),
     ],
 )
@@ -82,6 +81,18 @@ def test_columns_go_before_a_name_is_broken(
     heading, line = out.getvalue().splitlines()
     assert heading.split() == expected
     assert line.split() == " ".join(row[column] for column in expected).split()
+
+
+def test_a_name_is_broken_before_all_other_columns_go() -> None:
+    """On a narrow terminal, or of a run in a study's folder, whose names are long."""
+    row = {"name": "a-name/" + 59 * "x", "loss": "1.2345", "age": "3 min"}
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=40, color_system=None)
+    print_whole(console, [row], names={"name"}, least=("age", "loss"))
+    heading, *lines = [line.split() for line in out.getvalue().splitlines()]
+    assert heading == ["name", "loss", "age"]
+    assert "".join(line[0] for line in lines) == row["name"]
+    assert lines[0][1:] == ["1.2345", "3", "min"]
 
 
 def test_a_printed_recipe_has_escapes_for_what_cannot_be_seen(

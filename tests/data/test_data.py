@@ -191,6 +191,25 @@ def test_bad_corpora(tmp_path: Path, name: str, content: bytes | None, message: 
         read_all(DataSettings(path=str(tmp_path / name), validation_fraction=0.1))
 
 
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts would be missing from the run, and nobody would know."""
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text("hello world " * 100)
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:  # As for another user; root may list everything.
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ValueError, match="closed' of data.path cannot be read .Permission denied"):
+        read_all(DataSettings(path=str(tmp_path), bad_rows="skip"))
+
+
 def test_cache_is_written_once_and_keyed_by_source_and_tokenizer(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("hello world " * 100)

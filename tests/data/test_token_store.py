@@ -108,6 +108,37 @@ def test_a_full_disk_is_named_and_a_cache_goes_on_when_there_is_room(
     assert files(open_cache(told)) == files(open_cache(settings(folder, tmp_path / "whole")))
 
 
+def test_a_thread_that_comes_after_an_error_loses_no_chunk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of a stream share the store: one meets the error, and the next one goes on."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    shared = begin_cache(settings(folder, tmp_path / "shared", streaming=True))
+    begun = len(shared.at_least(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(token_store, "_write_at", full)
+        with pytest.raises(ValueError, match="make room"):
+            shared.at_least(begun + 1)
+    shared.at_least(10**9)
+    whole = open_cache(settings(folder, tmp_path / "whole"))
+    assert files(shared) == files(whole)
+
+
+def test_every_thread_is_told_what_is_wrong_with_the_source(tmp_path: Path) -> None:
+    rows = [{"text": "alpha"} for _ in range(2 * ROWS_AT_ONCE)] + [{"text": 5}]
+    file = tmp_path / "rows" / "train.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = begin_cache(settings(file.parent, tmp_path / "caches", streaming=True))
+    shared.at_least(1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is not text but int"):
+            shared.at_least(10**9)
+
+
 def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path))
     whole = files(cache)

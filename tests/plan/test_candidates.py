@@ -82,7 +82,8 @@ def test_no_candidate_is_refused() -> None:
 def test_batches_that_follow_a_plan_of_their_own_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "seesaw.toml"
     file.write_text('[batch]\nrule = "seesaw"\n')
-    for name, more in ((str(file), []), ("diloco", [("batch.rule", "seesaw")])):
+    ramp = [("batch.rule", "ramp"), ("batch.first", "4"), ("batch.last", "8")]
+    for name, more in ((str(file), []), ("diloco", [("batch.rule", "seesaw")]), ("diloco", ramp)):
         with pytest.raises(ValueError, match="must be constant or norm-test, whose"):
             candidates([name], [*ONE, *more], CLUSTER)
 

@@ -10,7 +10,7 @@ import pytest
 
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
-from adloco.run.folder import check_free, claimed, is_locked, locked, new_folder
+from adloco.run.folder import check_free, claimed, finished, is_locked, locked, new_folder
 
 TIME = r"-\d{8}-\d{6}-\d{6}"
 
@@ -117,6 +117,14 @@ def test_what_a_kill_before_the_first_checkpoint_has_left_is_removed(tmp_path: P
         (run / "environment.json").touch()
         (run / "tokenizer").mkdir()
     assert [path.name for path in run.iterdir()] == [".lock"]
+
+
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None:
+    """It could not be resumed, which is the advice for one that was stopped."""
+    with locked(tmp_path), pytest.raises(ValueError, match="not ended .*: wait until that has end"):
+        finished(tmp_path)
+    with pytest.raises(ValueError, match="not ended .*; finish it with: adloco train --resume"):
+        finished(tmp_path)
 
 
 def test_two_processes_never_hold_a_lock_of_one_folder(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def train(
     recipe: str | Path | None = None,
     *,
     tokens: int | str | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     seed: int | None = None,
     resume: str | Path | None = None,
@@ -57,7 +57,8 @@ def train(
         recipe: The name of a shipped recipe, or the path of a TOML file; None: adloco.
         tokens: Tokens to train on (`run.tokens`).
         data: A text, jsonl or parquet file, or a folder of such files (`data.path`); where there is
-            no folder `owner`, a dataset of the Hugging Face hub as owner/name (`data.dataset`).
+            no folder `owner`, a dataset of the Hugging Face hub as owner/name (`data.dataset`); or
+            settings of the section [data] together.
         folder: The run's folder (`run.folder`); None: a new one in runs/.
         seed: Seed of the parameters, the order of the data and dropout (`run.seed`).
         resume: The folder of a run to resume, by its own recipe.
@@ -87,6 +88,8 @@ def train(
         problem is None or data is None,
         "a problem has its own data; leave out data, or the problem",
     )
+    if isinstance(data, Mapping):
+        data, settings = None, {**settings, "data": data}
     arguments = {
         "run.tokens": tokens,
         _data_setting(data): data,

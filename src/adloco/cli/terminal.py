@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, TextIO, cast
+from typing import IO, Literal, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
@@ -124,26 +124,39 @@ def print_whole(
     least: Sequence[str],
 ) -> None:
     """Print a table in which no cell is broken. Columns that a terminal has no room for are left
-    out; elsewhere all are printed.
+    out; elsewhere all are printed. If no other column has room beside those that must stay, these
+    are broken at half the terminal's width.
 
     Args:
         rows: The cells of each row, by the name of their column.
         names: The columns that hold names, and not numbers.
         least: The columns that may be left out, in this order.
     """
-    columns, leaving = list(rows[0]), list(least)
-    while True:
+
+    def table_with(columns: Collection[str], most: int | None = None) -> Table:
         table = Table(box=None)
         for column in columns:
-            table.add_column(column, justify="left" if column in names else "right", no_wrap=True)
+            side: Literal["left", "right"] = "left" if column in names else "right"
+            if column in least:
+                table.add_column(column, justify=side, no_wrap=True)
+            else:
+                table.add_column(column, justify=side, overflow="fold", max_width=most)
         for row in rows:
             table.add_row(*(row[column] for column in columns))
-        unlimited = console.options.update(max_width=sys.maxsize)
-        width = console.measure(table, options=unlimited).maximum
-        if width <= console.width or not console.is_terminal or not leaving:
-            break
-        columns.remove(leaving.pop(0))
-    console.width = max(console.width, width)
+        return table
+
+    def width(table: Table) -> int:
+        return console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
+
+    columns, leaving, most = list(rows[0]), list(least), None
+    if console.is_terminal:
+        staying = [column for column in columns if column not in least[:-1]]
+        if width(table_with(staying)) > console.width:
+            most = console.width // 2
+        while leaving and width(table_with(columns, most)) > console.width:
+            columns.remove(leaving.pop(0))
+    table = table_with(columns, most)
+    console.width = max(console.width, width(table))
     console.print(table)
 
 

@@ -49,7 +49,7 @@ def files_at(path: Path) -> list[Path]:
     begin with a dot are left out: other programs keep their notes there.
 
     Raises:
-        SourceUnreachableError: The path does not exist.
+        SourceUnreachableError: The path does not exist, or a folder cannot be read.
     """
     if not path.exists():
         raise SourceUnreachableError(
@@ -85,7 +85,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
     """
     seen, waiting = set[Path](), [folder]
     for top in waiting:  # A folder has its own path, and that of a link only without one.
-        for inside, folders, names in os.walk(top):
+        for inside, folders, names in os.walk(top, onerror=_unreadable):
             if (real := Path(inside).resolve()) in seen:  # Twice, or in a circle.
                 folders.clear()
                 continue
@@ -94,6 +94,14 @@ def _files_below(folder: Path) -> Iterator[Path]:
             waiting += (link for name in folders if (link := Path(inside, name)).is_symlink())
             files = (Path(inside, name) for name in names if not name.startswith("."))
             yield from (file for file in files if file.is_file() or file.is_symlink())
+
+
+def _unreadable(error: OSError) -> None:
+    """Refuse a folder that cannot be listed, whose files would be left out unseen."""
+    raise SourceUnreachableError(
+        f"folder {str(error.filename)!r} of data.path cannot be read ({error.strerror}); make it "
+        "readable, or give another path"
+    ) from error
 
 
 def _data_file(file: Path, text_column: str) -> DataFile:

@@ -92,12 +92,16 @@ def candidates(
 def _of_recipe(
     name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster, try_batches: bool
 ) -> list[Candidate]:
+    rules = axes.get("batch.rule", [""])
+    # A rule's own settings are missing where it is tried alone; other classes are seen once built.
     kinds = [
         build_recipe(override(read_values(name), [("batch.rule", rule)] if rule else []))
-        for rule in axes.get("batch.rule", [""])
+        for rule in rules
+        if rule in ("", ConstantBatch.key, NormTest.key) or ":" in rule
     ]
     require(
-        all(isinstance(kind.batch, ConstantBatch | NormTest) for kind in kinds),
+        len(kinds) == len(rules)
+        and all(isinstance(kind.batch, ConstantBatch | NormTest) for kind in kinds),
         f"batch.rule of a plan must be constant or norm-test, whose batches it knows; {name} has "
         "another one",
     )

@@ -183,8 +183,12 @@ def finished(folder: Path) -> Path:
     """The folder, after a check that the run in it has ended; ValueError if it has not."""
     require(
         (folder / SUMMARY).is_file(),
-        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); finish it with: "
-        f"{resume_line(folder)}{FROM_PYTHON}",
+        f"the run in {str(folder)!r} has not ended (no {SUMMARY} in it); "
+        + (
+            "another process trains it: wait until that has ended"
+            if is_locked(folder)
+            else f"finish it with: {resume_line(folder)}{FROM_PYTHON}"
+        ),
     )
     return folder
 
