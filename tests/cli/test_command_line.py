@@ -239,7 +239,7 @@ def test_help_on_settings(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "With batch.rule ramp: Requested batch at the start" in plain
     assert "With batch.rule warmup: Requested batch of each stage" in plain
     assert "(must be given)" in plain
-    assert "With wire.format int8: Values that share a scale, which takes 4 bytes. (d" in plain
+    assert "With wire.format int8: Values that share a scale, which takes 4 bytes; at" in plain
     assert ("With batch.rule norm-test" in plain) == (recipe == "diloco")
 
 
