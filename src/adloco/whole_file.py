@@ -37,10 +37,10 @@ def written_whole(file: Path) -> Iterator[Path]:
         to_disk(temporary)
         temporary.replace(file)
     except BaseException as error:
-        with suppress(OSError):  # Of a file system that has become read-only.
+        with suppress(OSError):  # The file system may have become read-only.
             temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
         if isinstance(error, OSError) and str(error.filename) == str(temporary):
-            error.filename = str(file)  # The one that a person knows.
+            error.filename = str(file)  # The name that the user knows.
         raise
 
 

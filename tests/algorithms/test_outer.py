@@ -663,6 +663,7 @@ def each_with_its_own_settings() -> tuple[str, str]:
         DiLoCo(linear(), outer=OuterOptimizer(lr=(placement.rank + 1) / 2), sync_every=2, **given)
     with pytest.raises(ValueError, match="Int4, 36 .* for 64 .* Int4, 68 bytes for 128 values"):
         DiLoCo(linear(), sync_every=2, wire=Int4(block=64 << placement.rank), **given)
+    DiLoCo(linear(), sync_every=2, streaming=[None, Streaming()][placement.rank], **given)
     with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
         copy.deepcopy(DiLoCo(linear(), sync_every=2, **given))
     return str(differing.value), str(copied.value)

@@ -1,6 +1,7 @@
 """Text from names, files and other machines neither formats nor controls the terminal."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from adloco.cli.main import main
 from adloco.cli.terminal import Printable, open_console, print_whole, printable
+from adloco.config.recipe import read_values
 
 HOSTILE = "[bold]a[/x] :smile: \x1b[31mred\x1b]0;title\x1b\\ \x9b2Jend\x08\udcff\u202e"
 """Wrong markup, an emoji's name, colours, a window's title, a cleared screen, an erased character,
@@ -110,3 +112,13 @@ def test_a_printed_recipe_has_escapes_for_what_cannot_be_seen(
     recipe.write_text(printed)
     assert main(["config", str(recipe), "--run.name", "adloco"]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_a_printed_recipe_keeps_letters_that_its_encoding_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "copy.toml"
+    with recipe.open("w", encoding="latin-1") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        assert main(["config", "diloco", "--data.dataset", "книги"]) == 0
+    assert read_values(str(recipe))["data"]["dataset"] == "книги"

@@ -64,6 +64,8 @@ def test_a_truth_is_no_number() -> None:
     ]:
         with pytest.raises(ValueError, match=f"{name} must be a .*number"):
             build_recipe(override({}, [(name, given)]))
+    with pytest.raises(ValueError, match=r"method.dropped must be a .*numbers, got True"):
+        build_recipe({"method": {"num_trainers": 4, "dropped": True}})  # As in a file.
 
 
 def test_texts_in_lists_stay_texts() -> None:

@@ -16,7 +16,7 @@ import torch
 from adloco import TensorSource
 from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
-from adloco.data.files import cache_folder, data_files
+from adloco.data.files import cache_folder, data_files, files_at
 from adloco.data.sources import StreamOrder, TokenSource
 from adloco.data.token_cache import open_cache
 from tests.data.reading import read_all
@@ -201,13 +201,16 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(
     scandir = os.scandir
 
     def refusing(path: Any) -> Any:  # As for another user; root may list everything.
-        if Path(path).name == "closed":
+        if Path(path).name in ("closed", "lost+found"):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
     with pytest.raises(ValueError, match="closed' of data.path cannot be read .Permission denied"):
         read_all(DataSettings(path=str(tmp_path), bad_rows="skip"))
+    # A disk's root has a folder of its file system, which only root may list.
+    (tmp_path / "closed").rename(tmp_path / "lost+found")
+    assert files_at(tmp_path) == [tmp_path / "open" / "text.txt"]
 
 
 def test_cache_is_written_once_and_keyed_by_source_and_tokenizer(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class DiLoCo:
         shared = {
             "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
             "sync_every": str(sync_every),
-            "streaming": str(streaming),
+            "streaming": str(self._syncing.streaming),
             "the wire format": sent_by(wire),
         }
         check_alike(dict(zip(self._here, self.models, strict=True)), shared, self.placement)
@@ -156,7 +156,7 @@ class DiLoCo:
             ValueError: `samples` does not fit, or a model has other trainable parameters than at
                 the start.
         """
-        # As floats of Python: sums of bf16 stop at 256 ones, and states have no numbers of NumPy.
+        # Python's floats: bf16 counts no further than 256, and torch.load refuses those of NumPy.
         counts = [1.0] * len(self.models) if samples is None else [float(each) for each in samples]
         require(
             len(counts) == len(self.models),
@@ -322,8 +322,8 @@ class DiLoCo:
 
 
 def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
-    """What a state keeps of a replica: all of it, or its buffers where parameters are alike: it has
-    counts of its own, and `update_bn` may have taken its statistics again since the last sync.
+    """What a state keeps of a replica: all of it, or only buffers if parameters are alike: counts
+    are its own, and `update_bn` may have set its statistics since the last sync.
     """
     both = [*state_buffers(model, floating=True), *state_buffers(model, floating=False)]
     kept = all_tensors(model) if apart else both

@@ -128,7 +128,7 @@ class Method:
             "dropped",
             f"must be some of the workers 0 to {self.num_workers - 1}, not all",
         )
-        # Of larger powers of the rate nothing is left to divide by.
+        # Larger powers of the rate would be rounded to 0, by which nothing can be divided.
         require_range(self, "sync_growth", at_least=0, at_most=100)
         require_range(self, "max_grad_norm", at_least=0)
 

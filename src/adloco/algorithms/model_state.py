@@ -156,8 +156,8 @@ def check_memory(model: nn.Module) -> None:
 
 
 def check_apart(models: Iterable[nn.Module]) -> None:
-    """Raise ValueError if two workers' models have a trainable parameter in common, or two of one
-    memory, as `nn.Embedding.from_pretrained` makes them of one tensor.
+    """Raise ValueError if two workers' models share a trainable parameter, or its memory, as two
+    calls of `nn.Embedding.from_pretrained` with one tensor do.
     """
     require(
         not share_memory(trainable(model).values() for model in models),

@@ -138,8 +138,8 @@ class OuterOptimizer:
         except (TypeError, ValueError, RuntimeError) as error:
             problem = f"do not fit torch.optim.{self.optimizer}, or it cannot be an outer optimizer"
             raise SettingError(self, "options", f"{problem}: {error}") from error
-        known = not any(parameter.isnan().any() for parameter in parameters)
-        require_setting(known, self, "options", "must give steps that are numbers")
+        finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
+        require_setting(finite, self, "options", "must give finite steps")
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
         kind = getattr(torch.optim, self.optimizer)

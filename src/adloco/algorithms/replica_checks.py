@@ -18,9 +18,7 @@ from adloco.errors import require
 FIRST = 64
 """Values of each parameter by which ranks compare how it has moved."""
 APART = 0.01
-"""Relative distance from which ranks have trained apart: sums that are not deterministic differ by
-less.
-"""
+"""Relative distance above which ranks have trained apart; sums in no fixed order differ by less."""
 
 
 def check_wrappers(models: Sequence[nn.Module], placement: Placement) -> None:
@@ -73,7 +71,7 @@ def check_alike(
 
 
 def check_same_shards(models: Sequence[nn.Module], placement: Placement) -> None:
-    """Refuse shards of which a rank has others than those that it exchanges or repeats."""
+    """Refuse ranks that have different shards although they exchange them or should be copies."""
     names = [name for name, _ in models[0].named_parameters()]
     parts = placement.all_values(
         [[shard_of(parameter) for parameter in model.parameters()] for model in models]
@@ -93,8 +91,8 @@ def check_same_shards(models: Sequence[nn.Module], placement: Placement) -> None
 def check_islands(
     replicas: Sequence[Replica], start: Sequence[Tensor], placement: Placement
 ) -> None:
-    """Refuse ranks of a worker of which each has trained on its own: a sync takes one part of what
-    they all have from each of them.
+    """Refuse a worker whose ranks have each trained on their own: a sync takes a part of the worker
+    from each of them, as if they were copies.
 
     start: The global parameters, from which they have moved.
     """

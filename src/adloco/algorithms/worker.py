@@ -233,8 +233,8 @@ class Worker:
         halting = self._read(task, all_but=int(self.reads_late))
         if stops or all(map(math.isfinite, read())):
             self._update(numbers[1].sqrt())
-            # Each rank of the island has seen other samples. Not once in a round, because a run
-            # that stops in it and is resumed would then round otherwise.
+            # Each rank of the island has seen other samples. After each step and not once a round,
+            # so that a run that is stopped within a round and resumed has the same bits.
             self.engine.average(self.replica.buffers)
         else:
             self.round.moments = moments

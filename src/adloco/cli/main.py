@@ -161,8 +161,9 @@ def _run(words: list[str]) -> int:
     for variable, level in QUIET_LIBRARIES.items():
         os.environ.setdefault(variable, level)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Rich's spinners have letters that a terminal in another encoding than UTF-8 lacks.
-        sys.stdout.reconfigure(errors="replace")
+        # Rich's spinners have letters that a terminal in another encoding than UTF-8 lacks. Files
+        # may get a recipe, which reads these escapes as the letters.
+        sys.stdout.reconfigure(errors="replace" if sys.stdout.isatty() else "backslashreplace")
     atexit.register(_skip_last_collection)
     return command.run()
 

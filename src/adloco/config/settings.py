@@ -40,8 +40,8 @@ class RunSettings:
     seed: int = 0
     """Seed of the initial parameters, the order of the data, and dropout."""
     device: str = setting("auto", resume="free", of_rank=True, traceless=True)
-    """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ... Of several ranks
-    each takes the next GPU of its machine, whatever the number.
+    """Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:1, ... With several
+    ranks, each takes the next GPU of its machine, whatever number is given.
     """
     threads: int = setting(0, resume="free", of_rank=True, traceless=True)
     """Number of workers that run at the same time. 0: one per core on a CPU; on a GPU one, or one
@@ -133,7 +133,7 @@ class RunSettings:
         require_setting(0 <= self.seed < 2**63, self, "seed", "must be >= 0 and < 2^63")
         require_range(self, "checkpoint_every", "keep_checkpoints", above=0)
         require_setting(
-            # In less, a round would be stopped for the next one before its first inner step.
+            # With less, a round could be stopped each time before its first inner step.
             self.checkpoint_seconds == 0 or 1 <= self.checkpoint_seconds <= 1e6,
             self,
             "checkpoint_seconds",

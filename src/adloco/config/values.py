@@ -89,12 +89,12 @@ def takes_truths(hint: Any) -> bool:
 
 
 def _no_truths(value: Any, hint: Any) -> Any:
-    """The value, with lists in the place of truths, alone or in a list of numbers: pydantic would
-    take true for 1, but not a list.
+    """The value, with what fits no type in the place of each boolean, alone or in a list of
+    numbers: pydantic would take true for 1, and [true] for [1].
     """
     if isinstance(value, (list, tuple)) and {int, float} & {*get_args(hint)}:
         return [_no_truths(item, hint) for item in value]
-    return [value] if isinstance(value, bool) else value
+    return [[value]] if isinstance(value, bool) else value
 
 
 @functools.cache

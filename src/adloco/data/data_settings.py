@@ -25,7 +25,7 @@ class DataSettings:
 
     path: str = setting("", resume="free", of_rank=True, equal="data")
     """A text, jsonl or parquet file, or a folder of such files. If path, dataset and factory are
-    empty: the source code of Python's standard library.
+    all empty: the source code of Python's standard library.
     """
     dataset: str = setting("", resume="free", of_rank=True, equal="data")
     """Instead of path: a Hugging Face dataset, as a hub id (allenai/c4) or as a local folder in the
@@ -72,7 +72,7 @@ class DataSettings:
     context_tokens: int = setting(
         128, equal="data", aliases=("context", "max_length", "seq_len", "seq_length")
     )
-    """Length of a sample, in tokens; of a text that is classified, the most of it that is read."""
+    """Length of a sample, in tokens. Texts that are classified are cut to this length."""
     validation_fraction: float = setting(0.05, equal="validation windows")
     """Fraction of the rows to hold out if neither validation_split nor validation_samples is set:
     spread evenly over the rows, or, if there are too few rows for one, of the end of each.
@@ -87,7 +87,7 @@ class DataSettings:
     Empty: all workers read the same text.
     """
     cache: str = setting("", resume="free", of_rank=True)
-    """Folder of the caches of tokenised text, which language models have. Empty: adloco in the
+    """Folder of the caches of tokenised text, for language models alone. Empty: adloco in the
     folder that XDG_CACHE_HOME names, or ~/.cache/adloco without that variable.
     """
 

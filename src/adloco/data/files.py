@@ -46,7 +46,8 @@ def data_files(path: Path, text_column: str) -> list[DataFile]:
 
 def files_at(path: Path) -> list[Path]:
     """The file at a path, or all files in a folder and its subfolders, sorted by path. Names that
-    begin with a dot are left out: other programs keep their notes there.
+    begin with a dot are left out, because other programs keep their notes there, and lost+found, a
+    file system's own folder that only root can list.
 
     Raises:
         SourceUnreachableError: The path does not exist, or a folder cannot be read.
@@ -90,7 +91,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 folders.clear()
                 continue
             seen.add(real)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            inner = {*folders} - {"lost+found"}
+            folders[:] = sorted(name for name in inner if not name.startswith("."))
             waiting += (link for name in folders if (link := Path(inside, name)).is_symlink())
             files = (Path(inside, name) for name in names if not name.startswith("."))
             yield from (file for file in files if file.is_file() or file.is_symlink())

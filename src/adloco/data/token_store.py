@@ -194,8 +194,8 @@ class TokenStore:
             self._pending = encode_chunks(
                 self._feed(state), self.folder, self.tokenizer, state.dtype, pool, ahead
             )
-        # Until the chunk is committed: after an error another thread may come, which would find the
-        # end of an iterator that has failed, or the chunk after one that was not written.
+        # Nothing is pending until the chunk is committed: after an error, another thread would find
+        # the end of an iterator that has failed, or the chunk after one that was not written.
         self._pending_from = -1
         chunk, arrays = next(self._pending)
         try:

@@ -53,7 +53,7 @@ def shard_of(tensor: Tensor) -> str:
 def first_element(tensor: Tensor) -> int:
     """Index of the first element of this rank's shard in the whole tensor, both flattened.
 
-    0 if the shard is not one range of rows, as columns and shards of shards are not.
+    0 if the shard is not one range of rows (columns, shards of shards).
     """
     if not isinstance(tensor, DTensor):
         return 0

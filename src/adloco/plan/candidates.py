@@ -93,7 +93,8 @@ def _of_recipe(
     name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster, try_batches: bool
 ) -> list[Candidate]:
     rules = axes.get("batch.rule", [""])
-    # A rule's own settings are missing where it is tried alone; other classes are seen once built.
+    # Other rules may need settings of their own, which are not given here. A class of the user's
+    # own may be one of these two.
     kinds = [
         build_recipe(override(read_values(name), [("batch.rule", rule)] if rule else []))
         for rule in rules

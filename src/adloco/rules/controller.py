@@ -86,7 +86,7 @@ class BatchGuards:
     def limit(self, wanted: int, current: int) -> int:
         """The new requested batch, from what the rule wants and the current one, in samples."""
         allowed = max(self.minimum, min(wanted, self.maximum))
-        # Of what is wanted: of what may grow in a round, whole samples can be less for ever.
+        # Before growth is limited: what one round may add can be less than this for ever.
         if abs(allowed - current) < self.hysteresis * current:
             return current
         # At least one sample more is allowed, because otherwise a small request could never grow.

@@ -182,8 +182,8 @@ class Saving:
     def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
         try:
             if parts:
-                # Not those above: a run folder that was renamed or removed meanwhile would be there
-                # again, with a checkpoint and no recipe.
+                # Without parents: a run folder that was renamed or removed meanwhile must not come
+                # back, with a checkpoint and no recipe.
                 folder.parent.mkdir(exist_ok=True)
                 folder.mkdir(exist_ok=True)
                 to_disk(self._folder)

@@ -38,8 +38,8 @@ def cut_batches(recipe: Recipe) -> str:
 
 
 def without_effect(recipe: Recipe) -> str:
-    """A sentence for each reason for which settings are without effect beside others, of those that
-    differ from their defaults; empty if there are none.
+    """A sentence that names settings that differ from their defaults and have no effect beside
+    others, with the reasons; empty if there are none.
     """
     return "; ".join(
         f"{' and '.join(names)} change{'s' * (len(names) == 1)} nothing: {reason}"
@@ -49,7 +49,7 @@ def without_effect(recipe: Recipe) -> str:
 
 
 def _idle(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
-    """Names of settings without effect, maybe none, and the reason."""
+    """(names of settings, maybe none; why they have no effect) for each possible reason."""
     rate, rule, policy = recipe.learning_rate, recipe.batch, recipe.merge
     lone, merges = recipe.method.num_trainers == 1, not isinstance(policy, NoMerge)
     if merges and lone:

@@ -47,8 +47,8 @@ class Transfers:
         return done
 
     def finish(self) -> None:
-        """Wait for all transfers: collectives of one group that two threads begin could meet others
-        of another rank.
+        """Wait for all transfers: two threads could begin collectives of one group in another order
+        than they do on other ranks.
         """
         if self._last:
             self._last.result()

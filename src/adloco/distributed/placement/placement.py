@@ -158,8 +158,8 @@ class Placement:
             self._island_group.average(buffers)
 
     def mean_of_copies(self, own: Tensor, *, sharded: bool) -> Tensor:
-        """The mean of a tensor over the ranks of this island that have the same sharded (True) or
-        other tensors as this one.
+        """The mean of a tensor over the ranks of this island that have copies of this rank's
+        sharded (True) or whole (False) tensors.
         """
         group = self._replica_group(sharded)
         if group is None:
