@@ -302,6 +302,11 @@ def test_refusal() -> None:
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)
     with pytest.raises(ValueError, match=r"got 0.5; write outer=adloco.OuterOptimizer\(lr=0.5\)"):
         DiLoCo(linear(), outer=0.5, sync_every=1)  # type: ignore[arg-type]
+    for wire in ("int4", Int4):
+        with pytest.raises(
+            ValueError, match=r"^wire must be a wire format or None, got .*(?i:int4)"
+        ):
+            DiLoCo(linear(), sync_every=1, wire=wire)  # type: ignore[arg-type]
 
 
 def test_parameters_that_would_never_be_synced_are_refused() -> None:

@@ -269,6 +269,10 @@ class Syncing:
             "outer must build the outer optimizer, or be None for the mean of the workers, got "
             f"{self.outer!r}; write outer=adloco.OuterOptimizer(lr={rate})",
         )
+        require(
+            self.wire is None or (hasattr(self.wire, "decode") and not isinstance(self.wire, type)),
+            f"wire must be a wire format or None, got {self.wire!r}; write wire=adloco.Int4()",
+        )
 
     @property
     def difference_wire(self) -> WireFormat | None:

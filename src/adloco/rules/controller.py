@@ -76,12 +76,7 @@ class BatchGuards:
         require_setting(self.maximum >= self.initial, self, "maximum", "must be >= {initial=}")
         require_range(self, "maximum", at_most=MOST_SAMPLES)
         require_range(self, "max_growth", above=1)
-        require_setting(
-            0 <= self.hysteresis <= self.max_growth - 1,
-            self,
-            "hysteresis",
-            f"must be >= 0 and <= {{max_growth}} - 1 = {self.max_growth - 1}",
-        )
+        require_range(self, "hysteresis", at_least=0, at_most=1)
 
     def limit(self, wanted: int, current: int) -> int:
         """The new requested batch, from what the rule wants and the current one, in samples."""
