@@ -255,33 +255,16 @@ def test_sections_are_those_of_the_public_classes() -> None:
     assert recipe.switch == replace(SwitchMode(), mode="never")
 
 
-def test_a_wire_that_carries_nothing_is_said() -> None:
-    for recipe, flags, unused in [
-        ("single", [], True),
-        ("ddp", [], True),
-        ("diloco", [], False),
-        ("adloco", [], False),
-        ("adloco", [("merge.policy", "none")], True),
+def test_residuals_are_kept_where_workers_sync() -> None:
+    for recipe, flags, kept in [
+        ("single", [], False),
+        ("ddp", [], False),
+        ("diloco", [], True),
+        ("adloco", [], True),
+        ("adloco", [("merge.policy", "none")], False),
     ]:
         built = build_recipe(override(read_values(recipe), [("wire.format", "int1"), *flags]))
-        assert (built.unused != "") is unused
-        assert built.keeps_residuals is not unused
-        assert (
-            build_recipe(override(read_values(recipe), [("wire.format", "fp32"), *flags])).unused
-            == ""
-        )
-
-
-def test_feedback_that_keeps_nothing_is_said() -> None:
-    for flags, unused in [
-        ([("wire.format", "fp32"), ("wire.feedback", "params")], True),
-        ([("wire.format", "int4"), ("wire.feedback_decay", "1")], True),
-        ([("wire.format", "int4"), ("wire.feedback", "none")], False),
-        ([("wire.format", "int4"), ("wire.feedback", "params")], False),
-        ([("wire.format", "int1"), ("wire.feedback_decay", "1")], False),
-    ]:
-        recipe = build_recipe(override(read_values("diloco"), flags))
-        assert ("wire.feedback_decay change nothing" in recipe.unused) is unused
+        assert built.keeps_residuals is kept
 
 
 @pytest.mark.parametrize(

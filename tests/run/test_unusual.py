@@ -9,6 +9,8 @@ from adloco.config.shipped import shipped_recipes
 from adloco.run.unusual import without_effect
 from tests.run.test_training_run import make_run
 
+KEPT = "nothing: no residual is kept; give a lossy wire.format, and wire.feedback params"
+
 
 @pytest.mark.parametrize(
     ("recipe", "words", "expected"),
@@ -22,8 +24,24 @@ from tests.run.test_training_run import make_run
         (
             "adloco",
             "--merge.policy none",
-            "merge.outer_momentum changes nothing: trainers never merge",
+            "merge.outer_momentum changes nothing: trainers never merge; "
+            "wire.format changes nothing: no trainer ever has two workers",
         ),
+        (
+            "single",
+            "--wire.format int1",
+            "wire.format changes nothing: no trainer ever has two workers",
+        ),
+        ("single", "--wire.format fp32", ""),
+        ("diloco", "--wire.format fp32 --wire.feedback params", f"wire.feedback changes {KEPT}"),
+        (
+            "diloco",
+            "--wire.format int4 --wire.feedback_decay 1",
+            f"wire.feedback_decay changes {KEPT}",
+        ),
+        ("diloco", "--wire.format int4 --wire.feedback none", ""),
+        ("diloco", "--wire.format int4 --wire.feedback params", ""),
+        ("diloco", "--wire.format int1 --wire.feedback_decay 1", ""),
         (
             "adloco",
             "--outer.update mean",

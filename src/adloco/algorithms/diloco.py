@@ -111,13 +111,10 @@ class DiLoCo:
         if self.num_workers > 1:
             check_same_shards(self.models, self.placement)
         first = self.models[0]
-        require(
-            bool(trainable(first)),
-            "models must have parameters that require gradients, and have none",
-        )
+        params = trainable(first)
+        require(bool(params), "models must have parameters that require gradients, and have none")
         check_apart(self.models)
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
-        params = trainable(first)
         require(
             not share_memory([params[index] for index in fragment] for fragment in fragments),
             "two parameters in one memory would be synced in two fragments; tie them by assigning "

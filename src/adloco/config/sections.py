@@ -298,20 +298,6 @@ class Recipe:
         return None if isinstance(self.wire, PlainWire) or not self.syncs else self.wire
 
     @property
-    def unused(self) -> str:
-        """A sentence that names settings without effect in this recipe; empty if there are none."""
-        if not self.syncs and not isinstance(self.wire, PlainWire):
-            return "wire.format changes nothing: no trainer ever has two workers to sync"
-        plain = (Feedback(), Feedback(feedback="none"))
-        if not self.keeps_residuals and self.feedback not in plain:
-            return (
-                "wire.feedback and wire.feedback_decay change nothing: no residual is kept in this "
-                "recipe; give a lossy wire.format, and wire.feedback params"
-            )
-        largest, _ = self.after_merges
-        return next(filter(None, (own.unused(largest) for own in self.options.values())), "")
-
-    @property
     def keeps_residuals(self) -> bool:
         """True if workers keep what the wire format leaves unsent (error feedback)."""
         return self.syncing.residuals != "none"

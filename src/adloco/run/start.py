@@ -80,8 +80,7 @@ def prepare_run(
             f"the largest micro-batch that fits is {found} (adloco probe shows what was measured)"
         )
     if stored is None:
-        notices += [recipe.unused, without_effect(recipe), cut_batches(recipe)]
-        notices.append(other_schedule(recipe))
+        notices += [without_effect(recipe), cut_batches(recipe), other_schedule(recipe)]
         if problem:
             notices.append(unread_streams(problem.data.num_streams, recipe))
         notices.append(read_whole(opened.builder, placement))

@@ -9,6 +9,7 @@ from typing import Any
 
 from adloco.algorithms.optimizers import OuterMean
 from adloco.config.sections import Recipe
+from adloco.distributed.wire.plain import PlainWire
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.ramp import RampBatch
 from adloco.rules.batch_rules.seesaw import Seesaw
@@ -41,10 +42,14 @@ def without_effect(recipe: Recipe) -> str:
     """A sentence that names settings that differ from their defaults and have no effect beside
     others, with the reasons; empty if there are none.
     """
-    return "; ".join(
+    found = [
         f"{' and '.join(names)} change{'s' * (len(names) == 1)} nothing: {reason}"
         for names, reason in _idle(recipe)
         if names
+    ]
+    largest, _ = recipe.after_merges
+    return "; ".join(
+        filter(None, [*found, *(own.unused(largest) for own in recipe.options.values())])
     )
 
 
@@ -74,9 +79,15 @@ def _idle(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
         own = _changed("switch", recipe.switch, "multiplier")
         yield own, f"switch.mode is {recipe.switch.mode}"
     if not recipe.syncs:
-        own = ["placement.balance"] * (recipe.shares != EqualShares())
+        own = ["wire.format"] * (not isinstance(recipe.wire, PlainWire))
+        own += ["placement.balance"] * (recipe.shares != EqualShares())
         own += _changed("outer", recipe.sync_weights)
         yield own, "no trainer ever has two workers"
+    if not recipe.keeps_residuals and recipe.feedback.feedback != "none":
+        yield (
+            _changed("wire", recipe.feedback),
+            "no residual is kept; give a lossy wire.format, and wire.feedback params",
+        )
     if not recipe.task.packed:
         own = _changed("evaluation", recipe.evaluation, "windows")
         own += _changed("data", recipe.data, "cache")
