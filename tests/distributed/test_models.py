@@ -200,8 +200,9 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
             wider_by_rank,
             1,
             (
-                "build_model must make the same model on every rank, but embedding.weight is (7, "
-                "5) of torch.float64 on rank 0 and (7, 6)"
+                "models and settings must be the same for all workers, but where worker 0 has "
+                "embedding.weight: (7, 5) of torch.float64, trainable, worker 1 has "
+                "embedding.weight: (7, 6)"
             ),
         ),
     ],

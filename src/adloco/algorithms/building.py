@@ -1,6 +1,5 @@
 """Checks that the sections of a run fit together, and builds its workers."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
@@ -11,6 +10,7 @@ from adloco.algorithms.method import Batching, Execution, Merging, Method, Probl
 from adloco.algorithms.model_state import check_apart, check_memory, copy_all
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
+from adloco.algorithms.replica_checks import check_alike
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.device import own_random_numbers
 from adloco.distributed.parallel.gradient_norms import trainable
@@ -103,18 +103,26 @@ def build_workers(
     """Build the workers of this process, and return them by id.
 
     All workers of the run start from rank 0's parameters, because an average of models from
-    different starts would mean nothing.
+    different starts would mean nothing. Each model is built, and none is copied: `deepcopy` leaves
+    functions and hooks with the first one.
 
     Raises:
         ValueError: The model has no trainable parameters, or some that share memory, or cannot be
-            compiled.
+            compiled; or the workers' models differ.
     """
+    here = placement.local(method.living_workers)
     model = problem.build_model()
     check_memory(model)
+    require(bool(trainable(model)), "build_model returned a model without trainable parameters")
+    with own_random_numbers():
+        models = [model, *(problem.build_model() for _ in here[1:])]
+    check_alike(dict(zip(here, models, strict=True)), {}, placement)
+    check_apart(models)
     if problem.fill is None:
         placement.broadcast_model(model)
+        for own in models[1:]:
+            copy_all(written_tensors(model).values(), written_tensors(own).values())
     compile = is_compiled(execution.compile, model, problem, placement)
-    require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     settings = InnerSettings(
         problem=problem,
         method=method,
@@ -123,30 +131,7 @@ def build_workers(
         device=placement.device,
         syncing=syncing,
     )
-    here = placement.local(method.living_workers)
-    models = [model]
-    for _ in here[1:]:
-        models.append(_another(problem, models))
-    check_apart(models)
     return {
         worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
         for worker, own in zip(here, models, strict=True)
     }
-
-
-def _another(problem: Problem, models: Sequence[nn.Module]) -> nn.Module:
-    """A model for another worker of this process, with the values of the first one. It is built, as
-    on other ranks, and not copied: `deepcopy` leaves functions and hooks with the first model.
-    """
-    with own_random_numbers():
-        built = problem.build_model()
-    own, first = (written_tensors(model) for model in (built, models[0]))
-    require(
-        all(built is not model for model in models)
-        and [each.shape for each in own.values()] == [each.shape for each in first.values()],
-        "build_model must make a new model at each call, with the same parameters and buffers; it "
-        "gave the same one again, or another one",
-    )
-    if problem.fill is None:
-        copy_all(first.values(), own.values())
-    return built

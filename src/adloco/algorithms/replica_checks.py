@@ -1,4 +1,4 @@
-"""Checks that the replicas of a `DiLoCo` are what a sync takes them for: one model, of which each
+"""Checks that the models of workers are what a sync takes them for: one model, of which each
 worker, and in a worker each of its ranks, has a copy or a part.
 """
 
@@ -55,7 +55,11 @@ def check_alike(
         models: The model of each worker here, by id.
         settings: Those of this process, by name.
     """
-    mine = [(worker, {**settings, **_described(model)}) for worker, model in models.items()]
+    rank = f" on rank {placement.rank}" if placement.ranks_per_worker > 1 else ""
+    mine = [
+        (f"worker {worker}{rank}", {**settings, **_described(model)})
+        for worker, model in models.items()
+    ]
     everyone = [each for own in placement.all_values(mine) for each in own]
     first, expected = everyone[0]
     for worker, found in everyone:
@@ -65,8 +69,8 @@ def check_alike(
         ):
             require(
                 (name, one) == (other_name, other),
-                "models and settings must be the same for all workers, but where worker "
-                f"{first} has {name}: {one}, worker {worker} has {other_name}: {other}",
+                "models and settings must be the same for all workers, but where "
+                f"{first} has {name}: {one}, {worker} has {other_name}: {other}",
             )
 
 

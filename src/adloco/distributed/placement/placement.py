@@ -43,7 +43,6 @@ from adloco.distributed.placement.threads import (
     set_up_arithmetic,
 )
 from adloco.distributed.traffic import Bytes, Traffic
-from adloco.errors import require
 
 TIMEOUT_SECONDS = 600.0
 """Lateness of a rank that is allowed by default; see `longest_wait`."""
@@ -283,17 +282,13 @@ class Placement:
     @torch.no_grad()
     def broadcast_model(self, model: nn.Module) -> None:
         """Set the model's parameters and buffers, those outside of its state too, to those of
-        rank 0.
+        rank 0, which has the same ones.
 
         Used before training starts, and not counted as traffic.
         """
         if self._alone:
             return
-        tensors = written_tensors(model)
-        self._check_same_model(
-            {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
-        )
-        for tensor in tensors.values():
+        for tensor in written_tensors(model).values():
             sent = tensor.to(message_device()).contiguous()
             dist.broadcast(as_bytes(sent), 0)  # gloo does not know every type.
             tensor.copy_(sent)
@@ -349,21 +344,6 @@ class Placement:
         )
         self._replicas = mesh[replica].get_group()
         self._island_group = IslandGroup(mesh[replica, shard], self._inside, self.traffic)
-
-    def _check_same_model(self, mine: Mapping[str, str]) -> None:
-        """Raise ValueError on all ranks if one has other tensors than rank 0.
-
-        mine: Shape and type of each tensor on this rank, by name.
-        """
-        first, *others = all_states(mine)
-        for rank, theirs in enumerate(others, start=1):
-            for name in {**first, **theirs}:
-                expected, found = (each.get(name, "absent") for each in (first, theirs))
-                require(
-                    expected == found,
-                    "build_model must make the same model on every rank, but "
-                    f"{name} is {expected} on rank 0 and {found} on rank {rank}",
-                )
 
     def _replica_group(self, sharded: bool) -> dist.ProcessGroup | None:
         """The ranks of this island that have the same values as this one; None if it is alone.
