@@ -146,7 +146,7 @@ def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
     assert checkpoint.best_name(names, known) == names[1]
     assert checkpoint.best_name(names[:1] + names[3:], known) == names[3]
     assert checkpoint.best_name(names[4:], known) == ""
-    best = BestRound(removes=True)
+    best = BestRound()
     assert [best.add([each]) for each in records] == [True] * 3 + [False] * 3
     for name in names:
         save(tmp_path, name)
@@ -163,9 +163,9 @@ def test_a_loss_on_fewer_texts_is_another_loss() -> None:
     records = [record(round, loss) | {"islands": [{}] * number} for round, loss, number in losses]
     assert [*checkpoint.losses_of(records).values()] == [4.0, 3.0, 5.0]
     assert [*checkpoint.losses_of(records[:2]).values()] == [1.0, 2.0]
-    best = BestRound(removes=True)
+    best = BestRound()
     assert [best.add([each]) for each in records] == [True, False, True, False, True, False]
-    resumed = BestRound(removes=True)
+    resumed = BestRound()
     assert resumed.add(records[:3]) and not resumed.add(records[5:])
     names = [checkpoint.name_of(round, 10 * round) for round, _, _ in losses]
     assert best.spared(names) == names[4]

@@ -11,7 +11,7 @@ def record(round: int, loss: float | None) -> dict[str, Any]:
 
 
 def test_the_lowest_loss_of_the_rounds_that_have_checkpoints() -> None:
-    best = BestRound(removes=True)
+    best = BestRound()
     names = {number: name_of(number, 10 * number) for number in range(1, 6)}
     assert [best.add([record(number, loss)]) for number, loss in ((1, 3.0), (2, math.nan))] == [
         True,
@@ -22,10 +22,3 @@ def test_the_lowest_loss_of_the_rounds_that_have_checkpoints() -> None:
     assert not best.add([record(5, 2.0)]), "round 3 was better"
     assert best.spared([names[1], names[5]]) == names[5], "that of round 4 was removed"
     assert best.spared([]) == ""
-
-
-def test_of_a_process_that_removes_nothing() -> None:
-    best = BestRound(removes=False)
-    assert best.add([record(1, 3.0), record(2, 2.0)])
-    assert not best.add([record(3, 2.5)])
-    assert best.spared([name_of(1, 10)]) == ""

@@ -145,13 +145,9 @@ def of_round(folder: Path, round: int) -> Path:
 
 
 class BestRound:
-    """Knows the losses of the rounds that have checkpoints, and the lowest of all rounds.
+    """Knows the losses of the rounds that have checkpoints, and the lowest of all rounds."""
 
-    removes: True if this process removes checkpoints; others need only the lowest loss.
-    """
-
-    def __init__(self, *, removes: bool) -> None:
-        self._removes = removes
+    def __init__(self) -> None:
         self._losses: dict[str, float] = {}
         self._lowest = math.inf
         self._islands = 0
@@ -163,8 +159,7 @@ class BestRound:
             self._islands, self._losses, self._lowest = islands_in(alike[-1]), {}, math.inf
         found = losses_of(alike)
         before, self._lowest = self._lowest, min([self._lowest, *found.values()])
-        if self._removes:
-            self._losses |= found
+        self._losses |= found
         return self._lowest < before
 
     def spared(self, names: Collection[str]) -> str:

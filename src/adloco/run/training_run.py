@@ -99,7 +99,7 @@ class TrainingRun:
         """Sentences for a person before the first round."""
         again = resume_call(recipe, folder)
         self.records = Records(folder, again)
-        self._best = BestRound(removes=placement.is_island_first)
+        self._best = BestRound()
         self.saving = Saving(
             folder,
             placement,
