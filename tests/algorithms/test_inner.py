@@ -554,10 +554,6 @@ class SparseGradients(nn.Module):
     ("changes", "message"),
     [
         (
-            {"inner": lambda model: torch.optim.LBFGS(model.parameters())},
-            "inner gives LBFGS, whose",
-        ),
-        (
             {"inner": lambda model: torch.optim.Optimizer(model.parameters(), {})},
             "inner gives Optimizer, whose groups have no learning rate lr",
         ),

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import (
     Replica,
-    all_tensors,
     check_apart,
     copy_all,
     share_memory,
@@ -179,7 +178,9 @@ class DiLoCo:
         now = (self._inner_steps - 1) % self.sync_every + 1
         for event in self._syncing.streaming.events(self.sync_every):
             if event.step == now:
-                self._check_replicas()
+                self._require_same_parameters()
+                for worker, replica in zip(self._here, self._replicas, strict=True):
+                    replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
                 if self._inner_steps <= self.sync_every:
                     check_islands(self._replicas, self._outer.global_params, self.placement)
                 weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
@@ -286,12 +287,6 @@ class DiLoCo:
         self._outer.step()  # A mean in flight cannot be copied; see `state_dict`.
         return vars(self)
 
-    def _check_replicas(self) -> None:
-        """Raise an error if a replica is not finite, or has other trainable parameters now."""
-        self._require_same_parameters()
-        for worker, replica in zip(self._here, self._replicas, strict=True):
-            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
-
     def _require_same_parameters(self) -> None:
         """Refuse models that have other trainable parameters now than when this was made."""
         for worker, model, replica in zip(self._here, self.models, self._replicas, strict=True):
@@ -322,8 +317,8 @@ def _kept(model: nn.Module, apart: bool) -> list[Tensor]:
     """What a state keeps of a replica: all of it, or only buffers if parameters are alike: counts
     are its own, and `update_bn` may have set its statistics since the last sync.
     """
-    both = [*state_buffers(model, floating=True), *state_buffers(model, floating=False)]
-    kept = all_tensors(model) if apart else both
+    kept: list[Tensor] = [*model.parameters()] if apart else []
+    kept += [*state_buffers(model, floating=True), *state_buffers(model, floating=False)]
     return [tensor.detach() for tensor in kept]  # Without gradients, which copies would have, too.
 
 

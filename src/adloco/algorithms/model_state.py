@@ -172,15 +172,6 @@ def share_memory(groups: Iterable[Iterable[Tensor]]) -> bool:
     return len(set[int]().union(*own)) < sum(map(len, own))
 
 
-def all_tensors(model: nn.Module) -> list[Tensor]:
-    """Every parameter and every buffer of the model's state, frozen and integer ones included."""
-    return [
-        *model.parameters(),
-        *state_buffers(model, floating=True),
-        *state_buffers(model, floating=False),
-    ]
-
-
 @torch.no_grad()
 def copy_all(sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
     """Copy each source into its target, in place.

@@ -80,7 +80,12 @@ class _Step:
         self, matrices: Sequence[Tensor], state: dict[Tensor, Any], group: dict[str, Any]
     ) -> None:
         self.matrices = matrices
-        self.dtype = _computed_in(local(matrices[0]))
+        first = local(matrices[0])
+        self.dtype = (
+            torch.bfloat16
+            if native_bf16(first.device)
+            else torch.promote_types(first.dtype, torch.float32)
+        )
         self._group = group
         self._gradients = [local(matrix.grad) for matrix in matrices if matrix.grad is not None]
         for matrix in matrices:
@@ -169,10 +174,3 @@ def orthogonal(stack: Tensor) -> Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         result = torch.baddbmm(result, polynomial, result, beta=a)
     return result.mT if stack.size(1) > stack.size(2) else result
-
-
-def _computed_in(matrix: Tensor) -> torch.dtype:
-    """The data type in which a matrix is orthogonalised: bf16, or else float32 at least."""
-    if native_bf16(matrix.device):
-        return torch.bfloat16
-    return torch.promote_types(matrix.dtype, torch.float32)

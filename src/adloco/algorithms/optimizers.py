@@ -34,18 +34,10 @@ class OuterFactory(Protocol):
 def require_all(
     optimizers: Iterable[Optimizer], names: Sequence[str], parameters: Sequence[Tensor], what: str
 ) -> None:
-    """Raise ValueError unless each parameter is in one group of one optimizer, whose steps need
-    nothing but gradients.
+    """Raise ValueError unless each parameter is in one group of one optimizer.
 
     what: `inner` or `outer`, for the message.
     """
-    for each in optimizers:
-        closure = inspect.signature(type(each).step).parameters.get("closure")
-        require(
-            closure is None or closure.default is not inspect.Parameter.empty,
-            f"{what} gives {type(each).__name__}, whose step computes the loss again; take an "
-            "optimizer that is content with one gradient",
-        )
     groups = [group for each in optimizers for group in each.param_groups]
     times = Counter(id(parameter) for group in groups for parameter in group["params"])
     for name, parameter in zip(names, parameters, strict=True):
