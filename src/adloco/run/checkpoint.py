@@ -33,21 +33,9 @@ def foreign(part: str, state: Any, run: Any) -> str:
     return f"{part} is of another save than {RUN}" if state[SAVE] != run[SAVE] else ""
 
 
-def read(checkpoint: Path, part: str, *, with_tensors: bool = True) -> Any:
-    """A part of a checkpoint, as `read_part` returns it; ValueError also for another program's."""
-    state = read_part(checkpoint, part, with_tensors=with_tensors)
-    needed = {SAVE, "run", "algorithm"} if part == RUN else {SAVE}
-    require(
-        state is None or (isinstance(state, dict) and needed <= state.keys()),
-        f"{part} in checkpoint {checkpoint} was not written by a run; name a run folder that "
-        "`adloco train` wrote",
-    )
-    return state
-
-
 def need(checkpoint: Path, part: str) -> Any:
     """Read a part; DamagedCheckpointError if it is not here, or not of this checkpoint."""
-    state = read(checkpoint, part)
+    state = read_part(checkpoint, part)
     if state is None:
         raise DamagedCheckpointError(checkpoint, f"{part} is missing")
     wrong = part != RUN and foreign(part, state, need(checkpoint, RUN))

@@ -6,9 +6,9 @@ from pathlib import Path
 from adloco.algorithms.state_parts import RUN
 from adloco.errors import require
 from adloco.run.changes import cut_changes
-from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, read, round_of
+from adloco.run.checkpoint import list_all, list_checkpoints, need, of_round, round_of
 from adloco.run.folder import CHECKPOINTS, SUMMARY, locked, run_folder
-from adloco.run.part_file import CHECKSUMS
+from adloco.run.part_file import CHECKSUMS, read_part
 from adloco.run.records import Records
 from adloco.run.starts import STARTS, Point, Starts
 
@@ -62,4 +62,4 @@ def _check(checkpoint: Path) -> None:
     """Raise ValueError if a part that is here is damaged, or of another save."""
     whole = (checkpoint / f"{RUN}{CHECKSUMS}").exists()
     for file in checkpoint.glob(f"*{CHECKSUMS}"):
-        (need if whole else read)(checkpoint, file.name.removesuffix(CHECKSUMS))
+        (need if whole else read_part)(checkpoint, file.name.removesuffix(CHECKSUMS))

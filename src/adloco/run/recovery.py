@@ -17,10 +17,9 @@ from adloco.distributed.placement.placement import Placement
 from adloco.distributed.plain_state import split_state
 from adloco.distributed.traffic import num_bytes
 from adloco.errors import require
-from adloco.run import checkpoint
 from adloco.run.checkpoint import DAMAGED, SAVE, foreign, list_all
 from adloco.run.machine_folders import in_turn
-from adloco.run.part_file import DamagedCheckpointError
+from adloco.run.part_file import DamagedCheckpointError, read_part
 
 
 class LostPartsError(ValueError):
@@ -134,7 +133,7 @@ class _Sharing:
                 state, self.used_copies = deepcopy(self._copies[part]), True
             else:
                 try:
-                    state = checkpoint.read(self._folder, part)
+                    state = read_part(self._folder, part)
                 except DamagedCheckpointError as error:
                     damage[part] = error.damage
                     return

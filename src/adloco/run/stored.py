@@ -39,7 +39,7 @@ from adloco.run.folder import (
 )
 from adloco.run.json_files import read_json
 from adloco.run.machine_folders import fetch_records
-from adloco.run.part_file import DamagedCheckpointError
+from adloco.run.part_file import DamagedCheckpointError, read_part
 from adloco.run.records import Records
 from adloco.run.recovery import Recovered, load_newest_good
 from adloco.run.starts import read_starts
@@ -257,7 +257,7 @@ def _code_as_begun(folder: Path) -> dict[str, str]:
     about: dict[str, Any] = {}
     for saved in reversed(checkpoint.list_checkpoints(folder / CHECKPOINTS)):
         with suppress(DamagedCheckpointError):
-            about = checkpoint.read(saved, RUN, with_tensors=False)["run"]
+            about = read_part(saved, RUN, with_tensors=False)["run"]
             break
     else:
         if (folder / ENVIRONMENT).is_file():
@@ -285,7 +285,7 @@ def check_written_records(folder: Path) -> list[str]:
     """
     try:
         saved = checkpoint.list_checkpoints(folder / CHECKPOINTS)
-        state = checkpoint.read(saved[-1], RUN, with_tensors=False) if saved else None
+        state = read_part(saved[-1], RUN, with_tensors=False) if saved else None
     except ValueError:
         return []
     if not state:
