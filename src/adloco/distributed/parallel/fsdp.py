@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from adloco.distributed.device_memory import trim_host_memory
 from adloco.distributed.parallel.engine import Engine, IslandGroup
-from adloco.distributed.parallel.gradient_norms import GradientSums, squares, trainable
+from adloco.distributed.parallel.gradient_norms import GradientSums, squared_norms, trainable
 from adloco.distributed.parallel.layers import Fill, blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.torch_versions import all_gather_single, reduce_scatter_single
@@ -173,7 +173,7 @@ class _MeasuringReduceScatter:
     ) -> Any:
         self._taken.append(input_tensor.numel())
         if self.norms is not None:
-            self.norms.add(squares(input_tensor))  # Padding is zero and adds nothing.
+            self.norms.add(*squared_norms([input_tensor]))  # Padding is zero and adds nothing.
         self._traffic.inside += num_bytes([input_tensor])
         return reduce_scatter_single(output_tensor, input_tensor, op, group, async_op)
 

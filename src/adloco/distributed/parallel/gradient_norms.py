@@ -58,12 +58,6 @@ def clip(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
         torch._foreach_mul_(same, factor.to(dtype))
 
 
-def squares(tensor: Tensor) -> Tensor:
-    """Sum of squares as a float64 scalar on the tensor's device."""
-    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
-    return norm.square()
-
-
 class GradientSums:
     """Adds up numbers that are computed from incoming gradients."""
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from adloco.algorithms.method import Source
 from adloco.distributed.device import autocast, to_device
 from adloco.distributed.dtensor import zeros_like
-from adloco.distributed.parallel.gradient_norms import squares, trainable
+from adloco.distributed.parallel.gradient_norms import squared_norms, trainable
 from adloco.rules.moments import GradientEstimate, estimate, group_moments
 from adloco.rules.switch import balanced
 
@@ -118,7 +118,7 @@ def full_gradient(
         loss=loss,
         sizes=[batch.samples for batch in batches],
         norms_sq=torch.stack(norms_sq),
-        full_norms_sq=torch.stack([squares(total) for total in full]).cpu(),
+        full_norms_sq=torch.stack(squared_norms(full)).cpu(),
     )
 
 
@@ -128,7 +128,7 @@ def _take_gradients(params: Sequence[Tensor], full: Sequence[Tensor], share: flo
     for total, parameter in zip(full, params, strict=True):
         # A parameter that nothing uses has no gradient.
         gradient = torch.zeros_like(total) if parameter.grad is None else parameter.grad
-        norms_sq.append(squares(gradient))
+        norms_sq += squared_norms([gradient])
         total.add_(gradient, alpha=share)
         parameter.grad = None
     return torch.stack(norms_sq).cpu()
