@@ -4,17 +4,13 @@ An option is settings in a folder of lab/, which say what the rest must know of 
 what acts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from adloco.algorithms.reports import RoundReport
 from adloco.metric import Metric
-
-if TYPE_CHECKING:
-    from adloco.algorithms.reports import RoundReport
-    from adloco.rules.failure_signs import Sign
-    from adloco.rules.sync_schedule import SyncEvent
+from adloco.rules.failure_signs import Sign
+from adloco.rules.sync_schedule import SyncEvent
 
 Weights = Mapping[int, float]
 """The weight of each worker of the run in a sync, by id: its samples, or less."""

@@ -26,15 +26,14 @@ SEEN = ".seen-"
 
 
 class MemoryCopies:
-    """The copies that this process keeps: of its own island, and of those that send it theirs."""
+    """The copies that this process keeps: of its own island, and of those that send it theirs. See
+    `run.saving.Copies` for what it has in common with others.
+    """
 
     def __init__(self) -> None:
         self.parts: dict[str, dict[str, Any]] = {}
-        """By the name of the checkpoint that they would make, and by part."""
-        self.bytes_kept = 0
-        """Bytes of tensors in the newest copies here."""
         self.for_disk: dict[str, Any] = {}
-        """The parts in the newest copies here of islands that see another folder."""
+        self.bytes_kept = 0
         self._every = self._island = 0
         self._islands = self._ranks_per_island = 1
         # Numbers of the placement and not itself, whose process groups must end at a regroup.
@@ -43,9 +42,6 @@ class MemoryCopies:
         self._folders: list[int] = []
 
     def place(self, folder: Path, placement: Placement, every: int, resumed: str = "") -> None:
-        """Choose where copies go, and forget those of the ranks before, but for the checkpoint
-        `resumed`. Called on all ranks, when the run's folder is there; `every` is `run.copy_every`.
-        """
         self.parts = {name: kept for name, kept in self.parts.items() if name == resumed}
         self.for_disk, self.bytes_kept = {}, 0
         self._ranks_per_island = size = placement.ranks_per_worker
@@ -59,8 +55,7 @@ class MemoryCopies:
 
     @property
     def made(self) -> bool:
-        """True if this run makes copies; an island that is alone has nobody to send them to."""
-        return self._every > 0 and self._islands > 1
+        return self._every > 0 and self._islands > 1  # One that is alone has nobody to send to.
 
     @property
     def on_disk(self) -> bool:
@@ -69,21 +64,10 @@ class MemoryCopies:
         return any(self._folders[each] != self._folders[to] for each, to in pairs)
 
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
-        """True if copies are to be made after this round; `saves`: a checkpoint is written then."""
         in_memory = round % max(self._every, 1) == 0 and not last
         return self.made and (in_memory or (saves and self.on_disk))
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
-        """Keep the parts of this island, and exchange copies with others; return bytes of tensors
-        that all islands have sent.
-
-        Called on all ranks, after a round. Those of the time before are kept too, because a rank
-        that fails meanwhile can leave the new ones incomplete.
-
-        Args:
-            name: Name of the checkpoint that the parts would make.
-            parts: Those that this process would write; they are not changed any more.
-        """
         received = self._exchange(parts, placement) if placement.is_island_first else {}
         kept, self.for_disk = dict(parts), {}
         for island, of_island in received.items():
@@ -92,6 +76,8 @@ class MemoryCopies:
                 self.for_disk |= of_island
         own, all_here = _size(parts), _size(kept)
         sent = sum(placement.all_values(own))  # Also waits until all have theirs.
+        # Those of the time before are kept too: a rank that fails meanwhile can leave the new ones
+        # incomplete.
         self.parts = {**dict(sorted(self.parts.items())[-1:]), name: kept}
         self.bytes_kept = all_here
         return sent

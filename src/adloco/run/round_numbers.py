@@ -1,14 +1,13 @@
 """The numbers of a round as a line of metrics.jsonl, and those of a whole run as summary.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adloco.algorithms.evaluation import Sums, means, total
 from adloco.algorithms.reports import RoundReport, WorkerReport
+from adloco.config.sections import Recipe
 from adloco.metrics import (
     ROUND,
     SYNC,
@@ -22,11 +21,8 @@ from adloco.metrics import (
 )
 from adloco.options import option_metrics, unmeasured
 from adloco.rules.outcome import ended_finite, of_newest_text
-
-if TYPE_CHECKING:
-    from adloco.config.sections import Recipe
-    from adloco.run.memory_use import Memory
-    from adloco.run.run_progress import Progress
+from adloco.run.memory_use import Memory
+from adloco.run.run_progress import Progress
 
 SUMMARY = {
     "tokens": ROUND["tokens"],

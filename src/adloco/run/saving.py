@@ -241,12 +241,13 @@ class Copies(Protocol):
     parts: dict[str, dict[str, Any]]
     """The copies of this process, by the name of the checkpoint they would make, and by part."""
     for_disk: dict[str, Any]
-    """Parts of others that this process writes into its checkpoints."""
+    """The newest parts of islands that see another folder: this process writes them to its own."""
     bytes_kept: int
     """Bytes of tensors in the newest copies here."""
 
     def place(self, folder: Path, placement: Placement, every: int, resumed: str = "") -> None:
-        """Begin in the run's folder, which is there, and forget what is here. Called on all ranks.
+        """Choose where copies go, by who sees the run's folder, which is there; forget what is
+        here. Called on all ranks.
 
         Args:
             every: Rounds from one copy to the next; 0: none are made.
@@ -267,5 +268,6 @@ class Copies(Protocol):
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
         """Keep the parts that this process would write into the checkpoint of this name, and
-        exchange copies with others; return the bytes that all have sent. Called on all ranks.
+        exchange copies with others; return the bytes of tensors that all have sent. Called on all
+        ranks; the parts are not changed any more.
         """

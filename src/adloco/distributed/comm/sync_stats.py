@@ -56,16 +56,12 @@ class SumStats:
 class SyncStats:
     """Costs of a round's syncs to one worker; statistics of several syncs add up. Ranks gather them
     in float64.
-
-    Squared norms are taken after multiplication by the worker's weight.
     """
 
     wanted_sq: float = 0.0
-    """Squared norm of its pseudo-gradients before encoding."""
     sent_sq: float = 0.0
-    """Squared norm of what it sent."""
     error_sq: float = 0.0
-    """Squared norm of the difference of the two."""
+    """These three are its entries in the lists of `SumStats`."""
     total_sq: float = 0.0
     """This worker's part of the squared norm of the sum over its trainer's workers.
 

@@ -376,9 +376,4 @@ class OneProcess(Placement):
     """All workers in this process."""
 
     def __init__(self, device: str | torch.device = "cpu", threads: int = 0) -> None:
-        """
-        Args:
-            device: Where the workers compute.
-            threads: As in `Placement`.
-        """
         super().__init__(None, device, threads)

@@ -1,21 +1,14 @@
-"""Error feedback, the link of a sync beside its wire format: what encoding loses is sent later.
-
-A sync is a chain. A worker adds its residual to its difference from the global parameters, encodes
-the sum in the wire format and sends it; a fraction of what the encoding has lost is its residual
-for the next sync (`comm/compressed.py`, and `OuterSync.copy_to_workers` if it is kept in the
-parameters). A wire format knows nothing of residuals, so each works with every feedback.
+"""Error feedback, the link of a sync beside its wire format: what encoding loses is sent later
+(`comm/compressed.py` has the chain). A wire format knows nothing of it, so each works with every
+feedback.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import SettingError, require_choices
 from adloco.setting import setting
-
-if TYPE_CHECKING:
-    from adloco.distributed.wire.wire_format import WireFormat
 
 SCALE_BYTES = 4
 """Bytes of a block that are not counted as bits of its values: formats send a scale of this size
