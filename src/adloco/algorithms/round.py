@@ -136,8 +136,10 @@ class Round:
         found = dict.fromkeys(self._state.workers, SyncStats())
         for trainer, stats in costs.items():
             if stats:
-                here = placement.local(self._state.trainers[trainer].worker_ids)
-                found |= zip(here, stats.of_workers(ranks), strict=True)
+                ids = self._state.trainers[trainer].worker_ids
+                here = placement.local(ids)
+                of_workers = stats.of_workers(ranks, crossing=len(here) < len(ids))
+                found |= zip(here, of_workers, strict=True)
         waited = SyncStats(exposed_seconds=exposed_seconds / ranks)
         for worker in self._state.workers.values():
             # This rank has a part of the statistics; the ranks of the island add up theirs.
