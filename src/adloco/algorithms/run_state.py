@@ -7,7 +7,7 @@ from typing import Any
 
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.stage import Stage
-from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
+from adloco.algorithms.state_parts import RUN, trainer_part, worker_part, workers_of
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
@@ -227,8 +227,11 @@ class RunState:
         vars(self).update({name: numbers[name] for name in COUNTERS})
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
         self.weights = {int(worker): weight for worker, weight in numbers["weights"].items()}
+        # Those of workers that are dropped count in nothing.
         self.last_batches = {
-            int(worker): saved["round"]["batches"] for worker, saved in numbers["workers"].items()
+            worker: numbers["workers"][str(worker)]["round"]["batches"]
+            for ids in workers_of(numbers).values()
+            for worker in ids
         }
 
 
