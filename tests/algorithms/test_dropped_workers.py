@@ -55,6 +55,7 @@ def test_a_round_that_goes_on_without_a_worker_weighs_what_was_trained() -> None
     assert [len(worker.round.losses) for worker in whole.workers.values()] == [3, 3, 2]
     left = run_with(9, (1,), sync_every=3)
     left.load_state_dict(whole.state_dict())
+    assert left.state.saved_samples == left.state.samples_so_far == 9 + 6
     report, (first, third) = round_with_ends(left)
     torch.testing.assert_close(parameters(left), (9 * first + 10 * third) / 19)
     assert [row.samples for row in report.steps] == [3, 3, 3, 3, 3, 4]

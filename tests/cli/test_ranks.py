@@ -161,16 +161,47 @@ def test_recipes_on_islands(
     assert main(["train", "--resume", str(folder), *words]) == 0
 
 
-def begin(words: list[str], stop_after: int) -> None:
-    """Train on the ranks of this launch, and stop within the round after `stop_after`."""
+def make_run(words: list[str]) -> TrainingRun:
+    """A run of diloco on the ranks of this launch."""
     values = override(
         read_values("diloco"),
         [(words[at].removeprefix("--"), words[at + 1]) for at in range(0, len(words), 2)],
     )
-    run = TrainingRun.create(build_recipe(values))
+    return TrainingRun.create(build_recipe(values))
+
+
+def begin(words: list[str], stop_after: int) -> None:
+    """Train on the ranks of this launch, and stop within the round after `stop_after`."""
+    run = make_run(words)
     for record in run.rounds():
         if record["round"] == stop_after:
             run.stop()
+
+
+def tokens_within_a_round(words: list[str]) -> dict[int, int]:
+    """The progress of a run in tokens, by inner steps of its first round."""
+    run = make_run(words)
+    found: dict[int, int] = {}
+
+    def look(model: object, inputs: object) -> None:
+        progress = run.progress()
+        if progress.round_steps:
+            found[progress.inner_step] = progress.tokens
+
+    for worker in run.algorithm.workers.values():
+        worker.model.register_forward_pre_hook(look)
+    next(run.rounds())
+    return found
+
+
+def test_progress_within_a_round_counts_the_workers_of_all_ranks(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Two workers of 5 and 4 samples of 32 tokens in each step."""
+    words = [*small, "--batch.initial", "9", "--method.sync_every", "4", "--run.rounds", "1"]
+    expected = {step: step * 9 * 32 for step in range(4)}
+    for found in run_on_ranks(tokens_within_a_round, 2, words):
+        assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -430,6 +430,23 @@ def test_a_round_may_stop_before_its_first_step_although_shards_are_gathered() -
     assert run_on_ranks(two_rounds, 2, True) == run_on_ranks(two_rounds, 2, False)
 
 
+def rates_of_sending() -> list[float | None]:
+    """The fastest transfers of two trainers and of one, each of two workers for a rank or two."""
+    runs = [
+        run_here(1, 1, num_workers=2 * k, num_trainers=k, workers_per_trainer=2) for k in (2, 1)
+    ]
+    reports = [report for run in runs for report in run.rounds(1)]
+    assert all(report.sync.bytes > 0 for report in reports)
+    return [report.sync.peak_bytes_per_second for report in reports]
+
+
+def test_only_what_crosses_between_islands_has_a_rate_of_sending() -> None:
+    """On two ranks each of two trainers has one for its workers, and one trainer has both."""
+    for within, between in run_on_ranks(rates_of_sending, 2):
+        assert within is None
+        assert between > 0
+
+
 def test_what_needs_more_than_a_shard_is_refused() -> None:
     """Shards refuse these settings, and replicas run them."""
     for said in run_on_ranks(refused, 2, 2, 1):

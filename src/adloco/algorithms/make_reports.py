@@ -53,7 +53,6 @@ def report_sync(
     done: Mapping[int, WorkerRound],
     trainers: Sequence[TrainerReport],
     model_bytes: int,
-    islands: int,
 ) -> SyncReport:
     """The report of a round's syncs.
 
@@ -68,9 +67,7 @@ def report_sync(
         exposed_seconds=max(sync.exposed_seconds for sync in syncs),
         hidden_seconds=max(sync.hidden_seconds for sync in syncs),
         transfer_seconds=max(sync.transfer_seconds for sync in syncs),
-        peak_bytes_per_second=max(sync.peak_bytes_per_second for sync in syncs)
-        if islands > 1 and payload
-        else None,
+        peak_bytes_per_second=max(sync.peak_bytes_per_second for sync in syncs) or None,
     )
 
 
@@ -84,7 +81,6 @@ def report_round(
 ) -> RoundReport:
     """The report of a round, from what all workers of the run did in it and the state after it."""
     placement, handed = parts.placement, parts.bytes_handed()
-    islands = placement.num_ranks // placement.ranks_per_worker
     samples = sum(row.samples for row in done.values())
     return RoundReport(
         round=state.rounds_done,
@@ -98,7 +94,7 @@ def report_round(
         bytes_inside=handed.inside / placement.num_ranks,
         bytes_ddp_equivalent=parts.model_bytes * state.inner_steps,
         train_loss=_mean_loss(done.values()),
-        sync=report_sync(done, trainers, parts.model_bytes, islands),
+        sync=report_sync(done, trainers, parts.model_bytes),
         trainers=tuple(trainers),
         workers=report_workers(tasks, done),
         merges=(merge,) if merge else (),

@@ -98,8 +98,8 @@ class SyncReport:
     """Seconds for which fragments were in flight, hidden or not. Encoding is included if training
     stopped for it."""
     peak_bytes_per_second: float | None = field(compare=False)
-    """Bytes per second of a worker while its fastest fragment was in flight; None if nothing was
-    sent or all workers live on one island."""
+    """Bytes per second of a worker while the fastest fragment was in flight that crossed between
+    islands; None if none did, because each trainer's workers live on one island."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class Round:
         self._state = state
         self._parts = parts
         if not state.in_round:
-            state.last_batches, state.weights = {}, {}
+            state.last_batches, state.planned, state.weights = {}, {}, {}
             state.round_steps, state.final_samples = inner_steps, final_samples
             state.events_done = 0
             for worker in state.workers.values():
@@ -56,9 +56,9 @@ class Round:
         # A round that was stopped plans again. Its steps have changed nothing that plans are made
         # of, but a resumed one may have lost workers, whose share of the batch the others take.
         tasks = parts.planner.tasks(state)
-        samples = {worker: float(sum(task.batches)) for worker, task in tasks.items()}
+        state.planned = {worker: float(sum(task.batches)) for worker, task in tasks.items()}
         # Counts, of which `synced` makes shares.
-        given = parts.syncing.weights.of(samples)
+        given = parts.syncing.weights.of(state.planned)
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -136,8 +136,10 @@ class Round:
         found = dict.fromkeys(self._state.workers, SyncStats())
         for trainer, stats in costs.items():
             if stats:
-                here = placement.local(self._state.trainers[trainer].worker_ids)
-                found |= zip(here, stats.of_workers(ranks), strict=True)
+                ids = self._state.trainers[trainer].worker_ids
+                here = placement.local(ids)
+                of_workers = stats.of_workers(ranks, crossing=len(here) < len(ids))
+                found |= zip(here, of_workers, strict=True)
         waited = SyncStats(exposed_seconds=exposed_seconds / ranks)
         for worker in self._state.workers.values():
             # This rank has a part of the statistics; the ranks of the island add up theirs.

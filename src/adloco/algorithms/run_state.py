@@ -7,7 +7,7 @@ from typing import Any
 
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.stage import Stage
-from adloco.algorithms.state_parts import RUN, trainer_part, worker_part
+from adloco.algorithms.state_parts import RUN, trainer_part, worker_part, workers_of
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
@@ -48,6 +48,9 @@ class RunState:
     """Samples of each inner step of every worker of the run, by id: in the last round, if it is
     complete; in the round in progress those steps that were taken before the checkpoint that was
     loaded."""
+    planned: dict[int, float] = field(default_factory=dict)
+    """Samples of every worker of the run in the round in progress as planned, by id; empty if this
+    process has not trained in it."""
     weights: dict[int, float] = field(default_factory=dict)
     """Weight of every worker of the run in the round's newest sync, by id; between rounds that of
     the last round; empty before a round's first sync."""
@@ -66,10 +69,21 @@ class RunState:
         return taken if self.in_round else 0
 
     @property
-    def samples_so_far(self) -> int:
-        """Samples trained on, including this process's workers' in the round in progress."""
+    def begun_samples(self) -> int:
+        """Samples that this process's workers have trained on in the round in progress."""
         here = sum(worker.round.samples for worker in self.workers.values())
-        return self.samples + (here if self.in_round else 0)
+        return here if self.in_round else 0
+
+    @property
+    def samples_so_far(self) -> int:
+        """Samples trained on, those of the round in progress included: workers elsewhere are taken
+        to have come as far in it as those here.
+        """
+        planned = self.planned  # A view asks in a thread of its own.
+        if not self.in_round or not planned:
+            return self.saved_samples
+        here = sum(planned[worker] for worker in self.workers)
+        return self.samples + round(self.begun_samples * sum(planned.values()) / here)
 
     @property
     def saved_samples(self) -> int:
@@ -188,6 +202,7 @@ class RunState:
         for trainer in self.trainers.values():
             trainer.outer.discard_in_flight()
         numbers = parts[RUN]
+        self.planned = {}
         self._load_numbers(numbers)
         self.trainers = {}
         for saved in sorted(numbers["trainers"], key=lambda saved: int(saved["trainer"])):
@@ -212,8 +227,11 @@ class RunState:
         vars(self).update({name: numbers[name] for name in COUNTERS})
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
         self.weights = {int(worker): weight for worker, weight in numbers["weights"].items()}
+        # Those of workers that are dropped count in nothing.
         self.last_batches = {
-            int(worker): saved["round"]["batches"] for worker, saved in numbers["workers"].items()
+            worker: numbers["workers"][str(worker)]["round"]["batches"]
+            for ids in workers_of(numbers).values()
+            for worker in ids
         }
 
 

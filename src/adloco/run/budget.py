@@ -149,7 +149,7 @@ class Budget:
     def used(self, state: RunState) -> tuple[float, str]:
         """The part of the budget that is used, from 0 to 1, and the nearest limit in words.
 
-        The round in progress counts, as far as this process knows.
+        The round in progress counts, see `RunState.samples_so_far`.
         """
         done = self._done(state, state.samples_so_far, state.begun_steps)
         part, name = max((done[name] / limit, name) for name, limit in self.limits.items())

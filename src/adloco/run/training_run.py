@@ -305,7 +305,7 @@ class TrainingRun:
         on all ranks.
         """
         state, placement = self.algorithm.state, self.placement
-        begun = placement.total(state.samples_so_far - state.samples)
+        begun = placement.total(state.begun_samples)
         return state.samples + round(begun / placement.ranks_per_worker)
 
     def _train(self) -> Iterator[Record]:

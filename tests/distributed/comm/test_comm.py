@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,6 +161,7 @@ def test_costs_of_syncs_add_up_but_for_the_fastest() -> None:
     one, two = (SyncStats(num_bytes=8.0, peak_bytes_per_second=peak) for peak in (3.0, 2.0))
     assert one + two == SyncStats(num_bytes=16.0, peak_bytes_per_second=3.0)
     seen = SumStats([1.0], [1.0], [0.0], num_bytes=8.0, transfer_seconds=4.0, hidden_seconds=2.0)
-    (mine,) = seen.of_workers(ranks=2)
+    (mine,) = seen.of_workers(ranks=2, crossing=True)
     assert (mine.hidden_seconds, mine.transfer_seconds) == (1.0, 2.0)
     assert (mine.num_bytes, mine.peak_bytes_per_second) == (8.0, 2.0)
+    assert seen.of_workers(ranks=2, crossing=False) == [replace(mine, peak_bytes_per_second=0.0)]

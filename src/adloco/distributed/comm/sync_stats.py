@@ -29,10 +29,12 @@ class SumStats:
     hidden_seconds: float = 0.0
     """The part of these seconds for which nobody waited."""
 
-    def of_workers(self, ranks: int) -> list["SyncStats"]:
+    def of_workers(self, ranks: int, *, crossing: bool) -> list["SyncStats"]:
         """This rank's part of each local worker's statistics.
 
-        ranks: Ranks that serve each worker, whose parts add up. Seconds are averaged over them.
+        Args:
+            ranks: Ranks that serve each worker, whose parts add up. Seconds are averaged over them.
+            crossing: True if the sum crossed between islands.
         """
         num_bytes, seconds = self.num_bytes / len(self.sent_sq), self.transfer_seconds
         return [
@@ -44,7 +46,7 @@ class SumStats:
                 num_bytes=num_bytes,
                 hidden_seconds=self.hidden_seconds / ranks,
                 transfer_seconds=seconds / ranks,
-                peak_bytes_per_second=num_bytes / seconds if seconds else 0.0,
+                peak_bytes_per_second=num_bytes / seconds if crossing and seconds else 0.0,
             )
             for index, (wanted_sq, sent_sq, error_sq) in enumerate(
                 zip(self.wanted_sq, self.sent_sq, self.error_sq, strict=True)
@@ -76,7 +78,7 @@ class SyncStats:
     transfer_seconds: float = 0.0
     """Seconds that fragments were in flight, hidden or not."""
     peak_bytes_per_second: float = 0.0
-    """`num_bytes` over `transfer_seconds` of the fastest fragment."""
+    """`num_bytes` over `transfer_seconds` of the fastest fragment that crossed between islands."""
 
     def __add__(self, other: "SyncStats") -> "SyncStats":
         sums = SyncStats(*map(operator.add, astuple(self), astuple(other)))

@@ -103,8 +103,9 @@ class Gate(Option):
                     trainer=row["trainer"],
                     round=record["round"],
                     since=record["round"],
+                    # Those of its island alone, if islands have texts of their own.
                     seen=f"the norm of its pseudo-gradient is {row['relative_norm']:.3g} times the "
-                    f"median of trainer {row['trainer']}'s workers{against}",
+                    f"median of the workers that it is compared with{against}",
                     meaning="Its memory, its data or its link may be broken, or its optimizer "
                     "state spoilt",
                     advice="Look at its losses in steps.jsonl and at its machine; if it is sound, "

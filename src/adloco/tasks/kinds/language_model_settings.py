@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from adloco.tasks.task import Task, TaskData
 
 LN_2 = math.log(2)
-LARGEST_EXPONENT = 700.0
-"""The exponential of much larger numbers is not a finite float64."""
+LARGEST_EXPONENT = 230.0
+"""The exponential of larger numbers is above 1e100, which a line of a run's records cannot have."""
 
 
 def perplexity(loss: float) -> float:
-    """The exponential of a loss in nats per token, always a finite number."""
+    """The exponential of a loss in nats per token, or of `LARGEST_EXPONENT` if that is less."""
     return math.exp(min(loss, LARGEST_EXPONENT))
 
 
