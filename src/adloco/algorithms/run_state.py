@@ -80,9 +80,9 @@ class RunState:
         to have come as far in it as those here.
         """
         planned = self.planned  # A view asks in a thread of its own.
-        if not self.in_round or not planned:
+        here = sum(planned.get(worker, 0.0) for worker in self.workers)
+        if not self.in_round or not here:
             return self.saved_samples
-        here = sum(planned[worker] for worker in self.workers)
         return self.samples + round(self.begun_samples * sum(planned.values()) / here)
 
     @property
