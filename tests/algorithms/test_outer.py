@@ -25,7 +25,18 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, Int8, OuterOptimizer, Streaming, place
+from adloco import (
+    AdLoCo,
+    DiLoCo,
+    Feedback,
+    Int1,
+    Int2,
+    Int4,
+    Int8,
+    OuterOptimizer,
+    Streaming,
+    place,
+)
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
@@ -668,6 +679,9 @@ def each_with_its_own_settings() -> tuple[str, str]:
         DiLoCo(linear(), outer=OuterOptimizer(lr=(placement.rank + 1) / 2), sync_every=2, **given)
     with pytest.raises(ValueError, match="Int4, 36 .* for 64 .* Int4, 68 bytes for 128 values"):
         DiLoCo(linear(), sync_every=2, wire=Int4(block=64 << placement.rank), **given)
+    feedback = Feedback(feedback_decay=(placement.rank + 1) / 2)
+    with pytest.raises(ValueError, match="0 has error feedback: .*=0.5.* feedback: .*=1.0"):
+        DiLoCo(linear(), sync_every=2, wire=Int1(), feedback=feedback, **given)
     DiLoCo(linear(), sync_every=2, streaming=[None, Streaming()][placement.rank], **given)
     with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
         copy.deepcopy(DiLoCo(linear(), sync_every=2, **given))

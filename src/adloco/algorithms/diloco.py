@@ -106,6 +106,7 @@ class DiLoCo:
             "sync_every": str(sync_every),
             "streaming": str(self._syncing.streaming),
             "the wire format": sent_by(wire),
+            "error feedback": str(self._syncing.feedback),
         }
         check_alike(dict(zip(self._here, self.models, strict=True)), shared, self.placement)
         if self.num_workers > 1:
