@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import time
 import warnings
@@ -33,6 +34,7 @@ from adloco import (
     Int2,
     Int4,
     Int8,
+    NonFiniteLossError,
     OuterOptimizer,
     Streaming,
     place,
@@ -334,10 +336,9 @@ def test_parameters_that_would_never_be_synced_are_refused() -> None:
         models = [linear(), linear()]
         for model in models:
             model.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
-        diloco = DiLoCo(models, outer=None, sync_every=2)
+        diloco = DiLoCo(models, outer=None, sync_every=1)
         state = diloco.state_dict()
         change(models[1])
-        diloco.step()
         others = partial(pytest.raises, ValueError, match="parameters of worker 1 are others than")
         with others():
             diloco.step()
@@ -729,6 +730,39 @@ def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
             plain.step(samples)
         streaming.load_state_dict(plain.state_dict())  # Nothing is counted after a sync of all.
         assert [streaming.step(samples) for _ in range(4)] == [False, False, False, True]
+
+
+def moved(diloco: DiLoCo, steps: int) -> list[tuple[float, float]]:
+    """Take inner steps of 1 and 3 on two workers' weights; return the weights after each."""
+    found = []
+    for _ in range(steps):
+        for step, model in zip((1.0, 3.0), diloco.models, strict=True):
+            model.weight.data.add_(step)  # type: ignore[operator, union-attr]
+        diloco.step()
+        first, second = (float(model.weight.detach()) for model in diloco.models)  # type: ignore[arg-type, operator]
+        found.append((first, second))
+    return found
+
+
+def zeros(num_workers: int, *, sync_every: int, streaming: Streaming | None = None) -> DiLoCo:
+    models = [nn.Linear(1, 1, bias=False) for _ in range(num_workers)]
+    nn.init.zeros_(models[0].weight)
+    return DiLoCo(models, outer=None, sync_every=sync_every, streaming=streaming)
+
+
+@pytest.mark.parametrize(("streaming", "at"), [(None, 2), (Streaming(tau=1, alpha=0.0), 1)])
+def test_a_step_that_failed_is_not_counted(streaming: Streaming | None, at: int) -> None:
+    """Otherwise its sync would be left out, and with streaming the next one undo inner steps."""
+    expected = moved(zeros(2, sync_every=3, streaming=streaming), 6)
+    diloco = zeros(2, sync_every=3, streaming=streaming)
+    assert moved(diloco, at) == expected[:at]
+    (weight,) = diloco.models[1].parameters()
+    before = weight.detach().clone()
+    weight.data.fill_(math.nan)
+    with pytest.raises(NonFiniteLossError, match=f"worker 1, inner step {at + 1}"):
+        diloco.step()
+    weight.data.copy_(before)
+    assert moved(diloco, 6 - at) == expected[at:]
 
 
 def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ class DiLoCo:
         Raises:
             NonFiniteLossError: A replica's parameters are not finite at a sync.
             ValueError: `samples` does not fit, or a model has other trainable parameters than at
-                the start.
+                the start. As after the error above, the step is not counted.
         """
         # Python's floats: bf16 counts no further than 256, and torch.load refuses those of NumPy.
         counts = [1.0] * len(self.models) if samples is None else [float(each) for each in samples]
@@ -171,20 +171,23 @@ class DiLoCo:
             "samples must be given at every step or never, because a step without them counts as "
             f"one sample; inner step {self._inner_steps + 1} has {'some' if given else 'none'}",
         )
+        now = self._inner_steps % self.sync_every + 1
+        events = [
+            each for each in self._syncing.streaming.events(self.sync_every) if each.step == now
+        ]
+        if events:  # Before the step counts, so that it can be repeated after an error.
+            self._check_replicas()
         self._counted = given
         self._samples = [
             [before + count for before, count in zip(own, counts, strict=True)]
             for own in self._samples
         ]
         self._inner_steps += 1
-        now = (self._inner_steps - 1) % self.sync_every + 1
-        for event in self._syncing.streaming.events(self.sync_every):
-            if event.step == now:
-                self._check_replicas()
-                if self._inner_steps <= self.sync_every:
-                    check_islands(self._replicas, self._outer.global_params, self.placement)
-                weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
-                self._outer.sync(event, self._replicas, weights, self._comm)
+        for event in events:
+            if self._inner_steps <= self.sync_every:
+                check_islands(self._replicas, self._outer.global_params, self.placement)
+            weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
+            self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
             return False
         self._round_weights = self._take_weights(-1)
@@ -291,7 +294,7 @@ class DiLoCo:
         """Raise an error if a replica is not finite, or has other trainable parameters now."""
         self._require_same_parameters()
         for worker, replica in zip(self._here, self._replicas, strict=True):
-            replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
+            replica.require_finite(f"worker {worker}, inner step {self._inner_steps + 1}")
 
     def _require_same_parameters(self) -> None:
         """Refuse models that have other trainable parameters now than when this was made."""
