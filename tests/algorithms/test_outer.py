@@ -722,14 +722,13 @@ def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
     for samples in (None, [1, 2]):
         plain = DiLoCo(models, sync_every=4)
         streaming = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=3))
-        plain.step(samples)
-        if samples:
-            with pytest.raises(ValueError, match="had other fragments when it was saved"):
-                streaming.load_state_dict(plain.state_dict())
-        for _ in range(3):
+        for _ in range(4):
             plain.step(samples)
         streaming.load_state_dict(plain.state_dict())  # Nothing is counted after a sync of all.
         assert [streaming.step(samples) for _ in range(4)] == [False, False, False, True]
+        if samples:
+            with pytest.raises(ValueError, match="had other fragments when it was saved"):
+                plain.load_state_dict(streaming.state_dict())
 
 
 def moved(diloco: DiLoCo, steps: int) -> list[tuple[float, float]]:
@@ -748,6 +747,30 @@ def zeros(num_workers: int, *, sync_every: int, streaming: Streaming | None = No
     models = [nn.Linear(1, 1, bias=False) for _ in range(num_workers)]
     nn.init.zeros_(models[0].weight)
     return DiLoCo(models, outer=None, sync_every=sync_every, streaming=streaming)
+
+
+def test_a_state_of_another_schedule_begins_a_round_and_loses_no_step() -> None:
+    """At inner step 3 of a round of 4, a mean would arrive that nobody has sent."""
+    late = Streaming(tau=2, alpha=0.0)  # Sent after step 2, and received after step 4.
+    saved, other = zeros(2, sync_every=3), zeros(2, sync_every=4, streaming=late)
+    assert moved(saved, 3)[-1] == (6, 6)
+    other.load_state_dict(saved.state_dict())
+    # The mean of (8, 12), which is sent after two steps.
+    assert moved(other, 4) == [(7, 9), (8, 12), (9, 15), (10, 10)]
+    moved(saved, 2)
+    with pytest.raises(ValueError, match="saved within a round, with sync_every 3 and Streaming"):
+        other.load_state_dict(saved.state_dict())
+    assert moved(other, 1) == [(11, 13)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_state_of_more_workers_gives_their_number_of_weights(num_workers: int) -> None:
+    saved = zeros(2, sync_every=2)
+    moved(saved, 2)
+    other = zeros(num_workers, sync_every=2, streaming=Streaming(alpha=0.5))
+    other.load_state_dict(saved.state_dict())
+    other.average_replicas()
+    assert [model.weight.tolist() for model in other.models] == [[[4]]] * num_workers
 
 
 @pytest.mark.parametrize(("streaming", "at"), [(None, 2), (Streaming(tau=1, alpha=0.0), 1)])

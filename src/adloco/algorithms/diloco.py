@@ -83,7 +83,7 @@ class DiLoCo:
             models = [models]
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
-        self.sync_every = sync_every
+        self.sync_every = int(sync_every)  # See `step`.
         self.placement = placement or OneProcess()
         self.num_workers = len(self.models) if num_workers is None else num_workers
         self._here = self.placement.local(range(self.num_workers))
@@ -92,6 +92,7 @@ class DiLoCo:
             f"models must have one model for each of the {len(self._here)} workers here, "
             f"got {len(self.models)}",
         )
+        self._schedule = [self.sync_every, str(streaming or Streaming())]
         self._syncing = Syncing(
             outer=outer,
             wire=wire,
@@ -233,6 +234,7 @@ class DiLoCo:
             "counted": self._counted,
             "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
+            "schedule": self._schedule,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,11 +243,19 @@ class DiLoCo:
 
         Raises:
             ValueError: It is that of other workers or of another model, was saved with other error
-                feedback or other fragments, or is not complete; or a model has other trainable
-                parameters than at the start.
+                feedback or other fragments, or within a round of another schedule, or is not
+                complete; or a model has other trainable parameters than at the start.
         """
         self._require_same_parameters()
         own, apart = state["workers"] == self._here, state["apart"]
+        sync_every, streaming = state["schedule"]
+        rounds, within = divmod(state["inner_steps"], sync_every)
+        require(
+            not within or state["schedule"] == self._schedule,
+            f"the state was saved within a round, with sync_every {sync_every} and {streaming}, "
+            "whose syncs come after other steps; give the same, or save after a step that returned "
+            "True",
+        )
         require(
             own or not (apart or any(state["residuals"])),
             f"the state is that of workers {state['workers']}, and here are {self._here}, which "
@@ -277,8 +287,12 @@ class DiLoCo:
             if own and fits
             else [[0.0] * len(self.models) for _ in self._samples]
         )
-        self._counted, self._inner_steps = state["counted"], state["inner_steps"]
-        self._round_weights = list(state["round_weights"])
+        self._counted = state["counted"]
+        self._inner_steps = rounds * self.sync_every + within  # Rounds may be longer now.
+        # Replicas that do not differ may be of another number of workers now.
+        self._round_weights = (
+            list(state["round_weights"]) if apart else [1 / self.num_workers] * len(self.models)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have, with copies of the models."""
