@@ -763,6 +763,24 @@ def test_a_state_of_another_schedule_begins_a_round_and_loses_no_step() -> None:
     assert moved(other, 1) == [(11, 13)]
 
 
+def states_of_two_rounds() -> str:
+    models = [linear()]
+    diloco = DiLoCo(models, sync_every=1, placement=place(2), num_workers=2)
+    older = copy.deepcopy(diloco.state_dict())
+    diloco.step()
+    newer = diloco.state_dict()
+    with pytest.raises(ValueError, match="load on each rank one that was saved after") as refused:
+        diloco.load_state_dict([newer, older][dist.get_rank()])
+    diloco.load_state_dict(newer)
+    return str(refused.value)
+
+
+def test_ranks_that_load_states_of_two_rounds_are_refused() -> None:
+    """As after a kill while they saved: their global parameters would stay apart from then on."""
+    for refused in run_on_ranks(states_of_two_rounds, 2):
+        assert "were saved after inner steps [1, 0]" in refused
+
+
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_state_of_more_workers_gives_their_number_of_weights(num_workers: int) -> None:
     saved = zeros(2, sync_every=2)

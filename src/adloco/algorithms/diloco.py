@@ -243,10 +243,17 @@ class DiLoCo:
 
         Raises:
             ValueError: It is that of other workers or of another model, was saved with other error
-                feedback or other fragments, or within a round of another schedule, or is not
-                complete; or a model has other trainable parameters than at the start.
+                feedback or other fragments, within a round of another schedule, or after another
+                step than those of other ranks, or is not complete; or a model has other trainable
+                parameters than at the start.
         """
         self._require_same_parameters()
+        steps = self.placement.all_values(state["inner_steps"])
+        require(
+            len({*steps}) == 1,
+            f"the ranks' states were saved after inner steps {steps}; load on each rank one that "
+            "was saved after the same step as those of the others",
+        )
         own, apart = state["workers"] == self._here, state["apart"]
         sync_every, streaming = state["schedule"]
         rounds, within = divmod(state["inner_steps"], sync_every)
