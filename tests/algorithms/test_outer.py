@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import time
 import warnings
@@ -25,7 +26,19 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import AdLoCo, DiLoCo, Int1, Int2, Int4, Int8, OuterOptimizer, Streaming, place
+from adloco import (
+    AdLoCo,
+    DiLoCo,
+    Feedback,
+    Int1,
+    Int2,
+    Int4,
+    Int8,
+    NonFiniteLossError,
+    OuterOptimizer,
+    Streaming,
+    place,
+)
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import forget
 from adloco.distributed.comm.comm import Comm
@@ -323,10 +336,9 @@ def test_parameters_that_would_never_be_synced_are_refused() -> None:
         models = [linear(), linear()]
         for model in models:
             model.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
-        diloco = DiLoCo(models, outer=None, sync_every=2)
+        diloco = DiLoCo(models, outer=None, sync_every=1)
         state = diloco.state_dict()
         change(models[1])
-        diloco.step()
         others = partial(pytest.raises, ValueError, match="parameters of worker 1 are others than")
         with others():
             diloco.step()
@@ -668,6 +680,9 @@ def each_with_its_own_settings() -> tuple[str, str]:
         DiLoCo(linear(), outer=OuterOptimizer(lr=(placement.rank + 1) / 2), sync_every=2, **given)
     with pytest.raises(ValueError, match="Int4, 36 .* for 64 .* Int4, 68 bytes for 128 values"):
         DiLoCo(linear(), sync_every=2, wire=Int4(block=64 << placement.rank), **given)
+    feedback = Feedback(feedback_decay=(placement.rank + 1) / 2)
+    with pytest.raises(ValueError, match="0 has error feedback: .*=0.5.* feedback: .*=1.0"):
+        DiLoCo(linear(), sync_every=2, wire=Int1(), feedback=feedback, **given)
     DiLoCo(linear(), sync_every=2, streaming=[None, Streaming()][placement.rank], **given)
     with pytest.raises(ValueError, match="several ranks holds their connections") as copied:
         copy.deepcopy(DiLoCo(linear(), sync_every=2, **given))
@@ -707,14 +722,88 @@ def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
     for samples in (None, [1, 2]):
         plain = DiLoCo(models, sync_every=4)
         streaming = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=3))
-        plain.step(samples)
-        if samples:
-            with pytest.raises(ValueError, match="had other fragments when it was saved"):
-                streaming.load_state_dict(plain.state_dict())
-        for _ in range(3):
+        for _ in range(4):
             plain.step(samples)
         streaming.load_state_dict(plain.state_dict())  # Nothing is counted after a sync of all.
         assert [streaming.step(samples) for _ in range(4)] == [False, False, False, True]
+        if samples:
+            with pytest.raises(ValueError, match="had other fragments when it was saved"):
+                plain.load_state_dict(streaming.state_dict())
+
+
+def moved(diloco: DiLoCo, steps: int) -> list[tuple[float, float]]:
+    """Take inner steps of 1 and 3 on two workers' weights; return the weights after each."""
+    found = []
+    for _ in range(steps):
+        for step, model in zip((1.0, 3.0), diloco.models, strict=True):
+            model.weight.data.add_(step)  # type: ignore[operator, union-attr]
+        diloco.step()
+        first, second = (float(model.weight.detach()) for model in diloco.models)  # type: ignore[arg-type, operator]
+        found.append((first, second))
+    return found
+
+
+def zeros(num_workers: int, *, sync_every: int, streaming: Streaming | None = None) -> DiLoCo:
+    models = [nn.Linear(1, 1, bias=False) for _ in range(num_workers)]
+    nn.init.zeros_(models[0].weight)
+    return DiLoCo(models, outer=None, sync_every=sync_every, streaming=streaming)
+
+
+def test_a_state_of_another_schedule_begins_a_round_and_loses_no_step() -> None:
+    """At inner step 3 of a round of 4, a mean would arrive that nobody has sent."""
+    late = Streaming(tau=2, alpha=0.0)  # Sent after step 2, and received after step 4.
+    saved, other = zeros(2, sync_every=3), zeros(2, sync_every=4, streaming=late)
+    assert moved(saved, 3)[-1] == (6, 6)
+    other.load_state_dict(saved.state_dict())
+    # The mean of (8, 12), which is sent after two steps.
+    assert moved(other, 4) == [(7, 9), (8, 12), (9, 15), (10, 10)]
+    moved(saved, 2)
+    with pytest.raises(ValueError, match="saved within a round, with sync_every 3 and Streaming"):
+        other.load_state_dict(saved.state_dict())
+    assert moved(other, 1) == [(11, 13)]
+
+
+def states_of_two_rounds() -> str:
+    models = [linear()]
+    diloco = DiLoCo(models, sync_every=1, placement=place(2), num_workers=2)
+    older = copy.deepcopy(diloco.state_dict())
+    diloco.step()
+    newer = diloco.state_dict()
+    with pytest.raises(ValueError, match="load on each rank one that was saved after") as refused:
+        diloco.load_state_dict([newer, older][dist.get_rank()])
+    diloco.load_state_dict(newer)
+    return str(refused.value)
+
+
+def test_ranks_that_load_states_of_two_rounds_are_refused() -> None:
+    """As after a kill while they saved: their global parameters would stay apart from then on."""
+    for refused in run_on_ranks(states_of_two_rounds, 2):
+        assert "were saved after inner steps [1, 0]" in refused
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_state_of_more_workers_gives_their_number_of_weights(num_workers: int) -> None:
+    saved = zeros(2, sync_every=2)
+    moved(saved, 2)
+    other = zeros(num_workers, sync_every=2, streaming=Streaming(alpha=0.5))
+    other.load_state_dict(saved.state_dict())
+    other.average_replicas()
+    assert [model.weight.tolist() for model in other.models] == [[[4]]] * num_workers
+
+
+@pytest.mark.parametrize(("streaming", "at"), [(None, 2), (Streaming(tau=1, alpha=0.0), 1)])
+def test_a_step_that_failed_is_not_counted(streaming: Streaming | None, at: int) -> None:
+    """Otherwise its sync would be left out, and with streaming the next one undo inner steps."""
+    expected = moved(zeros(2, sync_every=3, streaming=streaming), 6)
+    diloco = zeros(2, sync_every=3, streaming=streaming)
+    assert moved(diloco, at) == expected[:at]
+    (weight,) = diloco.models[1].parameters()
+    before = weight.detach().clone()
+    weight.data.fill_(math.nan)
+    with pytest.raises(NonFiniteLossError, match=f"worker 1, inner step {at + 1}"):
+        diloco.step()
+    weight.data.copy_(before)
+    assert moved(diloco, 6 - at) == expected[at:]
 
 
 def test_a_checkpoint_of_torch_that_loses_optimizer_state_is_refused(tmp_path: Path) -> None:

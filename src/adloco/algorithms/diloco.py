@@ -82,7 +82,7 @@ class DiLoCo:
             models = [models]
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
-        self.sync_every = sync_every
+        self.sync_every = int(sync_every)  # See `step`.
         self.placement = placement or OneProcess()
         self.num_workers = len(self.models) if num_workers is None else num_workers
         self._here = self.placement.local(range(self.num_workers))
@@ -91,6 +91,7 @@ class DiLoCo:
             f"models must have one model for each of the {len(self._here)} workers here, "
             f"got {len(self.models)}",
         )
+        self._schedule = [self.sync_every, str(streaming or Streaming())]
         self._syncing = Syncing(
             outer=outer,
             wire=wire,
@@ -105,6 +106,7 @@ class DiLoCo:
             "sync_every": str(sync_every),
             "streaming": str(self._syncing.streaming),
             "the wire format": sent_by(wire),
+            "error feedback": str(self._syncing.feedback),
         }
         check_alike(dict(zip(self._here, self.models, strict=True)), shared, self.placement)
         if self.num_workers > 1:
@@ -150,7 +152,7 @@ class DiLoCo:
         Raises:
             NonFiniteLossError: A replica's parameters are not finite at a sync.
             ValueError: `samples` does not fit, or a model has other trainable parameters than at
-                the start.
+                the start. As after the error above, the step is not counted.
         """
         # Python's floats: bf16 counts no further than 256, and torch.load refuses those of NumPy.
         counts = [1.0] * len(self.models) if samples is None else [float(each) for each in samples]
@@ -169,22 +171,25 @@ class DiLoCo:
             "samples must be given at every step or never, because a step without them counts as "
             f"one sample; inner step {self._inner_steps + 1} has {'some' if given else 'none'}",
         )
+        now = self._inner_steps % self.sync_every + 1
+        events = [
+            each for each in self._syncing.streaming.events(self.sync_every) if each.step == now
+        ]
+        if events:  # Before the step counts, so that it can be repeated after an error.
+            self._require_same_parameters()
+            for worker, replica in zip(self._here, self._replicas, strict=True):
+                replica.require_finite(f"worker {worker}, inner step {self._inner_steps + 1}")
         self._counted = given
         self._samples = [
             [before + count for before, count in zip(own, counts, strict=True)]
             for own in self._samples
         ]
         self._inner_steps += 1
-        now = (self._inner_steps - 1) % self.sync_every + 1
-        for event in self._syncing.streaming.events(self.sync_every):
-            if event.step == now:
-                self._require_same_parameters()
-                for worker, replica in zip(self._here, self._replicas, strict=True):
-                    replica.require_finite(f"worker {worker}, inner step {self._inner_steps}")
-                if self._inner_steps <= self.sync_every:
-                    check_islands(self._replicas, self._outer.global_params, self.placement)
-                weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
-                self._outer.sync(event, self._replicas, weights, self._comm)
+        for event in events:
+            if self._inner_steps <= self.sync_every:
+                check_islands(self._replicas, self._outer.global_params, self.placement)
+            weights = [] if event.kind == "receive" else self._take_weights(event.fragment)
+            self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
             return False
         self._round_weights = self._take_weights(-1)
@@ -230,6 +235,7 @@ class DiLoCo:
             "counted": self._counted,
             "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
+            "schedule": self._schedule,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,11 +244,26 @@ class DiLoCo:
 
         Raises:
             ValueError: It is that of other workers or of another model, was saved with other error
-                feedback or other fragments, or is not complete; or a model has other trainable
+                feedback or other fragments, within a round of another schedule, or after another
+                step than those of other ranks, or is not complete; or a model has other trainable
                 parameters than at the start.
         """
         self._require_same_parameters()
+        steps = self.placement.all_values(state["inner_steps"])
+        require(
+            len({*steps}) == 1,
+            f"the ranks' states were saved after inner steps {steps}; load on each rank one that "
+            "was saved after the same step as those of the others",
+        )
         own, apart = state["workers"] == self._here, state["apart"]
+        sync_every, streaming = state["schedule"]
+        rounds, within = divmod(state["inner_steps"], sync_every)
+        require(
+            not within or state["schedule"] == self._schedule,
+            f"the state was saved within a round, with sync_every {sync_every} and {streaming}, "
+            "whose syncs come after other steps; give the same, or save after a step that returned "
+            "True",
+        )
         require(
             own or not (apart or any(state["residuals"])),
             f"the state is that of workers {state['workers']}, and here are {self._here}, which "
@@ -274,8 +295,12 @@ class DiLoCo:
             if own and fits
             else [[0.0] * len(self.models) for _ in self._samples]
         )
-        self._counted, self._inner_steps = state["counted"], state["inner_steps"]
-        self._round_weights = list(state["round_weights"])
+        self._counted = state["counted"]
+        self._inner_steps = rounds * self.sync_every + within  # Rounds may be longer now.
+        # Replicas that do not differ may be of another number of workers now.
+        self._round_weights = (
+            list(state["round_weights"]) if apart else [1 / self.num_workers] * len(self.models)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have, with copies of the models."""
