@@ -119,7 +119,7 @@ def test_the_losses_of_a_run_that_count(
             [("wire.format", "fp32"), ("outer.update", "mean"), ("merge.every", "2")],
             "2 trainers of 1 worker, outer.update mean, merge.policy smallest, merge.every 2, "
             "merge.first_round 2, merge.outer_momentum reset",
-            36,
+            16,
         ),
     ],
 )
