@@ -75,7 +75,8 @@ def test_the_log_of_a_run_that_was_stopped_and_resumed(
     assert lines[: len(first)] == first
     second = lines[len(first) :]
     assert second[0].startswith("INFO adloco 0.1.0 resumes adloco in ")
-    assert "; continues in round 3" in second[2]
+    ended = int(first[-2].split("round-")[1][:6])
+    assert f"; continues in round {ended + 1}" in second[2]
     assert second[3].endswith(" 1 trainer of 2 workers; on cpu (2 cores)"), "they have merged"
     late = "WARNING the last checkpoint took 0 s, longer than run.grace_"
     assert position(second, late) == 7
