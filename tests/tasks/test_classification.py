@@ -38,8 +38,9 @@ def reviews(tmp_path: Path) -> Path:
     file = tmp_path / "reviews.jsonl"
     rows = [
         {
-            "text": "ab"[row % 2] * int(draw.integers(1, 32)),
-            "label": row % 2,
+            # Worker s of two reads rows s, s + 2, ...: each of them meets both labels.
+            "text": "ab"[row // 2 % 2] * int(draw.integers(1, 32)),
+            "label": row // 2 % 2,
         }
         for row in range(200)
     ]
