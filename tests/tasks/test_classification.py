@@ -38,9 +38,8 @@ def reviews(tmp_path: Path) -> Path:
     file = tmp_path / "reviews.jsonl"
     rows = [
         {
-            # Worker s of two reads rows s, s + 2, ...: each of them meets both labels.
-            "text": "ab"[row // 2 % 2] * int(draw.integers(1, 32)),
-            "label": row // 2 % 2,
+            "text": "ab"[row % 2] * int(draw.integers(1, 32)),
+            "label": row % 2,
         }
         for row in range(200)
     ]
@@ -105,6 +104,13 @@ def test_padding_enters_neither_the_loss_nor_a_gradient(name: str, reviews: Path
         assert (mine is None) == (theirs is None)
         if mine is not None and theirs is not None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_workers_see_all_labels_of_rows_in_turns(reviews: Path) -> None:
+    source = opened(reviews).train_source(num_streams=2, seed=0, least=4)
+    labels = [source.read(stream, 0, 80)["labels"] for stream in range(2)]
+    assert all(20 < int(own.sum()) < 60 for own in labels)
+    assert int(torch.cat(labels).sum()) == 80, "each text once"
 
 
 def test_evaluation_is_balanced_and_shared(reviews: Path) -> None:

@@ -38,7 +38,10 @@ def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> 
 
 
 class TensorSource:
-    """A source whose samples are the rows of one or more tensors."""
+    """A source whose samples are the rows of one or more tensors.
+
+    Stream s of S owns the rows s, s + S, s + 2S, ...: shuffle rows whose kinds come in turns.
+    """
 
     def __init__(self, *tensors: Tensor, num_streams: int, seed: int = 0) -> None:
         """Make a source.

@@ -116,7 +116,11 @@ class Classification:
             "batch.initial",
         )
         order = StreamOrder(num_samples=texts, num_streams=num_streams, seed=seed)
-        return LabelledSource(self.train, self.pad, num_streams, order.indices)
+        # Streams take every num_streams-th text: of labels in turns, each would have some alone.
+        drawn = np.random.default_rng(seed).permutation(texts)
+        return LabelledSource(
+            self.train, self.pad, num_streams, lambda *place: drawn[order.indices(*place)]
+        )
 
     def num_train_samples(self, at_least: int) -> int:
         return len(self.train)
