@@ -91,7 +91,6 @@ class DiLoCo:
             f"models must have one model for each of the {len(self._here)} workers here, "
             f"got {len(self.models)}",
         )
-        self._schedule = [self.sync_every, str(streaming or Streaming())]
         self._syncing = Syncing(
             outer=outer,
             wire=wire,
@@ -101,6 +100,7 @@ class DiLoCo:
         )
         if self.num_workers > 1:  # Else nothing is exchanged.
             check_wrappers(self.models, self.placement)
+        self._schedule = [self.sync_every, str(self._syncing.streaming)]
         shared = {
             "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
             "sync_every": str(sync_every),
