@@ -97,6 +97,7 @@ def test_without_one_folder_of_lab_the_rest_is_there(option: str, tmp_path: Path
     run(["-m", "adloco", "train", *SMALL, "--run.folder", "run"], environment, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("warm_python")
 @NEEDS_ELASTIC
 def test_without_elastic_ranks_train_and_what_needs_it_is_refused(tmp_path: Path) -> None:
