@@ -50,6 +50,7 @@ def test_an_error_names_the_file_and_not_its_temporary_one(
         write_text(tmp_path / "report.html", "page")
     assert caught.value.filename == str(tmp_path / "report.html")
     assert remedy(caught.value) == "make it writable"
+    assert remedy(OSError(errno.EIO, "Input/output error")) == "look after its disk"
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def remedy(error: OSError) -> str:
         errno.EROFS: "make it writable",
         errno.EACCES: "make it writable",
         errno.EPERM: "make it writable",
+        errno.EIO: "look after its disk",
     }.get(error.errno or 0, "make room there")
 
 

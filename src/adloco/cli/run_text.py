@@ -78,14 +78,14 @@ def event_texts(record: Record) -> list[str]:
 def _bad_numbers(record: Record) -> list[str]:
     """Lines about workers whose numbers were not finite, and what was done."""
     done = {
-        "skipped_steps": "left out {} inner steps with a loss or gradient that is not finite",
-        "restarts": "started again {} times from the parameters of the last sync, because its "
+        ("skipped_steps", "left out", "inner step"): "with a loss or gradient that is not finite",
+        ("restarts", "started again", "time"): "from the parameters of the last sync, because its "
         "numbers were not finite",
     }
     return [
-        f"worker {row['worker']} of trainer {row['trainer']} " + text.format(row[name])
+        f"worker {row['worker']} of trainer {row['trainer']} {did} {counted(row[name], what)} {why}"
         for row in record["workers"]
-        for name, text in done.items()
+        for (name, did, what), why in done.items()
         if row[name]
     ]
 

@@ -66,6 +66,7 @@ from adloco.run.trackers import Trackers
 from adloco.run.trained import text_sample
 from adloco.run.unusual import other_schedule
 from adloco.tasks.island_texts import fewer_texts, of_island
+from adloco.whole_file import remedy
 
 COPIED_PARAMETERS = 100_000_000
 """On a CPU, processes whose models have more parameters than this, all workers together, write
@@ -174,7 +175,7 @@ class TrainingRun:
             run.saving.save(run._checkpoint_name(), run._checkpoint)
         except OSError as error:
             raise ValueError(
-                f"the run cannot begin in {folder} ({error.strerror or error}); make room there, "
+                f"the run cannot begin in {folder} ({error.strerror or error}); {remedy(error)}, "
                 "or use another --run.folder"
             ) from error
         return run

@@ -87,7 +87,7 @@ def test_a_worker_that_is_left_out_is_named() -> None:
     assert (sign.kind, sign.trainer, sign.round) == ("worker 5 left out", 0, 1)
     assert sign.seen.endswith("is 104 times the median of the workers that it is compared with")
     (event,) = Gate.events(record)
-    assert event.startswith("worker 5 of trainer 0 was left out of 1 syncs")
+    assert event.startswith("worker 5 of trainer 0 was left out of 1 sync, ")
     assert event.endswith("norm 104 times the median, cosine -")
 
 

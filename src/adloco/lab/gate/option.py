@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from adloco.algorithms.stage import Option
 from adloco.errors import require_range
 from adloco.metric import COUNT, Metric, Unit
+from adloco.report.readable import counted
 from adloco.rules.failure_signs import Sign
 from adloco.setting import setting
 
@@ -88,8 +89,8 @@ class Gate(Option):
                 )
                 yield (
                     f"worker {row['worker']} of trainer {row['trainer']} was left out of "
-                    f"{row['syncs_left_out']} syncs, because its pseudo-gradient was far from the "
-                    f"others': norm {norm} times the median, cosine {cosine}"
+                    f"{counted(row['syncs_left_out'], 'sync')}, because its pseudo-gradient was "
+                    f"far from the others': norm {norm} times the median, cosine {cosine}"
                 )
 
     @staticmethod
