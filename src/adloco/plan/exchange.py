@@ -3,7 +3,7 @@
 from adloco.config.sections import Recipe
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.plain import PlainWire
-from adloco.distributed.wire.wire_format import WireFormat
+from adloco.distributed.wire.wire_format import WireFormat, bytes_per_value
 from adloco.plan.candidates import islands_of_copy
 from adloco.plan.cluster import Cluster
 from adloco.plan.gradient_buckets import Buckets
@@ -40,5 +40,4 @@ def exchange_of(
 
 def bytes_of_mean(wire: WireFormat | None, parameters: float, workers: int) -> float:
     """Bytes that leave each worker for a mean over all of them; wire None: in float32."""
-    each = 4 if wire is None else wire.block_bytes / wire.block
-    return ring(workers) * each * parameters
+    return ring(workers) * bytes_per_value(wire) * parameters

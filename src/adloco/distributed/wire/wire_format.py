@@ -92,6 +92,11 @@ def at_least(wire: WireFormat | None, floor: WireFormat) -> WireFormat | None:
     return floor
 
 
+def bytes_per_value(wire: WireFormat | None) -> float:
+    """Bytes of a value that is sent; wire None: in float32."""
+    return 4.0 if wire is None else wire.block_bytes / wire.block
+
+
 def signed_absmax(values: torch.Tensor) -> torch.Tensor:
     """The value with the largest magnitude of each block, shape (blocks, 1).
 
