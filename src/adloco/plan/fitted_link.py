@@ -57,7 +57,7 @@ class FittedLink:
         """The cluster with what was measured."""
         constants = self.calibration.constants
         terms = {**dict.fromkeys(TERMS, 0.0), **constants.terms}
-        step = sum(cluster.step_seconds(self.samples)) / cluster.islands
+        step = sum(cluster.step_seconds([self.samples] * cluster.islands)) / cluster.islands
         by_ratio = constants.measure == "compute_utilisation"
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
