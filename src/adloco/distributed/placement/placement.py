@@ -239,15 +239,9 @@ class Placement:
             [list(row) for row in rows.values()], dtype=torch.float64, device=message_device()
         )
         everyone = gathered(mine, -(-num_workers // self._num_islands))
-        parts = everyone[:: self.ranks_per_worker].tolist()
-        islands: list[list[int]] = [[] for _ in parts]
-        for worker in self._places:
-            islands[self.owner(worker)].append(worker)
-        return {
-            worker: row
-            for workers, part in zip(islands, parts, strict=True)
-            for worker, row in zip(workers, part, strict=False)
-        }
+        # Each island's rows are in the order of its workers.
+        of_islands = [iter(part) for part in everyone[:: self.ranks_per_worker].tolist()]
+        return {worker: next(of_islands[self.owner(worker)]) for worker in self._places}
 
     def any(self, flag: bool) -> bool:
         """True if the flag is set on any rank."""
