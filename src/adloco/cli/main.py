@@ -11,9 +11,8 @@ import io
 import os
 import re
 import sys
-from argparse import SUPPRESS, Action
+from argparse import SUPPRESS
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
 
 from adloco.cli.ablate import Ablate
 from adloco.cli.arguments import (
@@ -55,6 +54,7 @@ COMMANDS: Mapping[str, type[Command]] = {
 }
 """The commands, in the order of the help."""
 
+VERSION = ("-V", "--version")
 QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -103,26 +103,12 @@ def build_parser(only: Container[str] = COMMANDS) -> tuple[Parser, Commands]:
         epilog="`adloco COMMAND --help` lists what a command takes.",
         allow_abbrev=False,
     )
-    about = "show program's version number and exit"
-    parser.add_argument(
-        "-V", "--version", action=_ShowVersion, nargs=0, default=SUPPRESS, help=about
-    )
+    about = "show program's version number and exit"  # `_run` prints it.
+    parser.add_argument(*VERSION, action="store_true", default=SUPPRESS, help=about)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for kind in COMMANDS.values():
         add_command(commands, kind, with_arguments=kind.key in only)
     return parser, commands
-
-
-class _ShowVersion(Action):
-    """Prints the version. Unlike argparse's own action it looks it up only when asked, because the
-    modules for that take as long to import as half of all others.
-    """
-
-    def __call__(self, parser: Any, *parsed: Any) -> None:
-        from importlib.metadata import version
-
-        print(f"adloco {version('adloco')}")
-        parser.exit()
 
 
 def parse_line(words: list[str]) -> Command:
@@ -131,7 +117,7 @@ def parse_line(words: list[str]) -> Command:
         words = [*words[1:], "--help"]
     name = words[0]
     parser, commands = build_parser({name})
-    known = (*commands.choices, "-h", "--help", "-V", "--version")
+    known = (*commands.choices, "-h", "--help", *VERSION)
     if name not in known:
         names = ", ".join(commands.choices)
         nearest = difflib.get_close_matches(name.lower(), known, n=1)
@@ -148,14 +134,20 @@ def parse_line(words: list[str]) -> Command:
     if unknown:
         suggestion = _suggest(unknown[0], command, takes_settings)
         command.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
-    assert kind  # Help and version have ended above.
+    assert kind  # Help has ended above.
     return kind(words=words, settings=settings, **vars(given))
 
 
 def _run(words: list[str]) -> int:
+    if words and words[0] in VERSION:
+        # Not at the top: the modules for this take as long to import as half of all others.
+        from importlib.metadata import version
+
+        print(f"adloco {version('adloco')}")
+        return 0
     try:
         command = parse_line(words)
-    except SystemExit:  # argparse has printed the help or the version.
+    except SystemExit:  # argparse has printed the help.
         return 0
     # The libraries read these variables on import; the command line shows its own progress.
     for variable, level in QUIET_LIBRARIES.items():

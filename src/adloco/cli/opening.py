@@ -6,7 +6,7 @@ import sys
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.distributed.placement.threads import num_cores
-from adloco.distributed.wire.wire_format import WireFormat
+from adloco.distributed.wire.wire_format import bytes_per_value
 from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -107,9 +107,9 @@ def _sent(run: TrainingRun) -> str:
         return "nothing is sent: each trainer has one worker, and trainers do not merge"
     syncing, parameters = recipe.syncing, run.algorithm.num_parameters
     shown = ROUND["bytes_communicated"].text
-    each = _per_value(syncing.wire) * parameters
+    each = bytes_per_value(syncing.wire) * parameters
     # Workers that have diverged are averaged once more at the end.
-    final = _per_value(syncing.difference_wire) * parameters * syncing.diverges(max(sizes))
+    final = bytes_per_value(syncing.difference_wire) * parameters * syncing.diverges(max(sizes))
     if _merges(run):
         rest = "; each merge sends more"
     elif rounds is None:
@@ -120,11 +120,6 @@ def _sent(run: TrainingRun) -> str:
         rest = f"{last}, about {shown(each * rounds + final)} in all"
     first = "no parameters are sent until trainers merge; from then on " if max(sizes) == 1 else ""
     return f"{first}a sync sends {shown(each)} per worker{rest}"
-
-
-def _per_value(wire: WireFormat | None) -> float:
-    """Bytes of a value that is sent; wire None: in float32."""
-    return 4.0 if wire is None else wire.block_bytes / wire.block
 
 
 def _explained(run: TrainingRun) -> list[str]:

@@ -12,29 +12,16 @@ left when a rank has failed, and islands of one rank may share a GPU. What is on
 pinned memory.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-class Pending(Protocol):
-    """Something that is waited for, for instance a `dist.Work`."""
-
-    def wait(self) -> Any:
-        """Return once it has ended."""
-
-
-class _Arrival:
-    """The way to a GPU of what has arrived in pinned memory."""
-
-    def __init__(self, tensor: Tensor, host: Tensor) -> None:
-        self._tensor, self._host = tensor, host
-
-    def wait(self) -> None:
-        self._tensor.copy_(self._host, non_blocking=True)
+Pending = Callable[[], Any]
+"""Returns once a part of an exchange has ended."""
 
 
 def start_all_to_all(
@@ -55,7 +42,9 @@ def start_all_to_all(
         sent = [copies.get(id(tensor), tensor) for tensor in sent]
         hosts = [tensor if at == me else _pinned_like(tensor) for at, tensor in enumerate(received)]
         arrivals = [
-            _Arrival(*pair) for at, pair in enumerate(zip(received, hosts, strict=True)) if at != me
+            partial(tensor.copy_, hosts[at], non_blocking=True)
+            for at, tensor in enumerate(received)
+            if at != me
         ]
         received = hosts
     # Each rank begins with its next neighbour, so that no rank is everybody's first.
@@ -71,13 +60,13 @@ def start_all_to_all(
     ]
     operations = receives + sends
     works = dist.batch_isend_irecv(operations) if operations else []
-    return [*works, *arrivals]
+    return [*(work.wait for work in works), *arrivals]
 
 
-def wait_for(works: Iterable[Pending]) -> None:
+def wait_for(parts: Iterable[Pending]) -> None:
     """Wait until an exchange has ended."""
-    for work in works:
-        work.wait()
+    for wait in parts:
+        wait()
 
 
 def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup | None = None) -> None:

@@ -136,7 +136,24 @@ def open_door(listening: socket.socket, store: tuple[str, int], secret: bytes) -
         listening: A socket at the address at which the launchers meet.
         store: The address of the store to which the door leads.
     """
-    return Relay(listening, lambda: _connected_to(store), _Porter(secret).admit)
+    unproven: dict[asyncio.Task[None], None] = {}
+    """The tasks of guests without a proof, in the order in which they came."""
+
+    async def admit(guest: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task
+        if len(unproven) >= MOST_UNPROVEN:
+            longest = next(iter(unproven))
+            del unproven[longest]
+            longest.cancel()
+        unproven[task] = None
+        try:
+            async with asyncio.timeout(PROOF_SECONDS):
+                await prove_as_door(guest, secret)
+        finally:
+            unproven.pop(task, None)
+
+    return Relay(listening, lambda: _connected_to(store), admit)
 
 
 def open_tunnel(door: tuple[str, int], secret: bytes) -> Relay:
@@ -158,29 +175,6 @@ def open_tunnel(door: tuple[str, int], secret: bytes) -> Relay:
 
     asyncio.run(connect()).close()
     return Relay(socket.create_server(("127.0.0.1", 0)), connect, _admit_all)
-
-
-class _Porter:
-    """Admits guests who prove the secret."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._unproven: dict[asyncio.Task[None], None] = {}
-        """The tasks of guests without a proof, in the order in which they came."""
-
-    async def admit(self, guest: socket.socket) -> None:
-        task = asyncio.current_task()
-        assert task
-        if len(self._unproven) >= MOST_UNPROVEN:
-            longest = next(iter(self._unproven))
-            del self._unproven[longest]
-            longest.cancel()
-        self._unproven[task] = None
-        try:
-            async with asyncio.timeout(PROOF_SECONDS):
-                await prove_as_door(guest, self._secret)
-        finally:
-            self._unproven.pop(task, None)
 
 
 async def _admit_all(near: socket.socket) -> None:

@@ -81,7 +81,7 @@ def start_ranks(
     }
     own = loopback() if environment is None else dict(environment)
     ranks = LocalRanks(place.store, words, count, own | shared, place.first)
-    launcher = _Launcher(place, ranks, count, recovery) if recovery else None
+    launcher = _Launcher(place, ranks, recovery) if recovery else None
     code = RANK_FAILURE
     try:
         code = run_ranks(
@@ -99,16 +99,12 @@ def start_ranks(
 class _Launcher:
     """Waits for the ranks of this machine, those included that are started later."""
 
-    def __init__(
-        self, place: Rendezvous, ranks: LocalRanks, count: int, recovery: Recovery
-    ) -> None:
+    def __init__(self, place: Rendezvous, ranks: LocalRanks, recovery: Recovery) -> None:
         self._place, self._ranks, self._recovery = place, ranks, recovery
         self._store = ranks.store
         self._newest = Decision(members=[*range(place.world)], failed=[], shape=[])
         self._number = 0
         """The number of the newest quorum."""
-        self._slots = {place.first + slot: slot for slot in range(count)}
-        """The number of each rank's place on this machine, by its id."""
         self._ended: dict[int, int] = {}
         """Exit codes of ranks, by id, in the order in which they were seen."""
         self._deadline = float("inf")
@@ -123,7 +119,7 @@ class _Launcher:
             The exit code of a rank that failed by itself, 0 if one ended the run, else that of the
             last one.
         """
-        for process in self._slots:
+        for process in self._ranks.by_id:
             report_start(self._store, process, self._place.launcher)
         silent = _AllSilent(self._store, self._recovery)
         over = False
@@ -175,10 +171,9 @@ class _Launcher:
         replaces = self._recovery.replaces
         left = not all_have_ended(self._store, self._newest.members)
         if replaces and left and replaces():
-            number, slot = self._place.next_process(), self._slots[process]
+            number = self._place.next_process()
             report_start(self._store, number, self._place.launcher)
-            self._slots[number] = slot
-            self._ranks.start(number, slot)
+            self._ranks.start(number, self._ranks.slots[process])
 
     def _state(self, process: int) -> State:
         """The state of a rank so far. One that waits at a meeting is taken for training."""

@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from adloco.distributed.launch.rank_store import (
     CONNECT_SECONDS,
@@ -41,6 +41,8 @@ LAUNCHERS, PROCESSES = "launchers", "processes"
 LOOK_SECONDS = 0.2
 END_SECONDS = 5.0
 """Seconds that the launcher with the store waits for the others at the end."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,8 @@ class Rendezvous:
 
     def wait_for_end(self) -> None:
         """Wait until the store closes, so that what comes next is another start of the run."""
-        try:
+        with suppress(StoreGoneError):
             _look_until(lambda: self.store.check([CLOSING]), 2 * END_SECONDS)
-        except StoreGoneError:
-            return
 
     def _all_ended(self) -> bool:
         count = self.store.add(LAUNCHERS, 0)
@@ -153,31 +153,28 @@ def _found_store(
     """The store of the launcher that keeps it, once it is there, and the tunnel to it, if there is
     a secret.
     """
-    found: list[tuple[Any, Relay | None]] = []
 
-    def connect() -> bool:
-        try:
-            with ExitStack() as unless_found:
-                tunnel = _tunnel_to(address, secret) if secret else None
-                if tunnel:
-                    unless_found.callback(tunnel.close)
-                else:
-                    _knock(address)
-                store = _answering_store(tunnel.address if tunnel else address)
-                # One that closes belongs to a start of the run that has ended.
-                if store.check([OPEN]) and not store.check([CLOSING]):
-                    found.append((store, tunnel))
-                    unless_found.pop_all()
-        except (OSError, StoreGoneError):
-            return False
-        return bool(found)
+    def connect() -> tuple[Any, Relay | None] | None:
+        with suppress(OSError, StoreGoneError), ExitStack() as unless_found:
+            tunnel = _tunnel_to(address, secret) if secret else None
+            if tunnel:
+                unless_found.callback(tunnel.close)
+            else:
+                _knock(address)
+            store = _answering_store(tunnel.address if tunnel else address)
+            # One that closes belongs to a start of the run that has ended.
+            if store.check([OPEN]) and not store.check([CLOSING]):
+                unless_found.pop_all()
+                return store, tunnel
+        return None
 
-    if not _look_until(connect, seconds):
+    found = _look_until(connect, seconds)
+    if found is None:
         raise RankFailureError(
             f"nobody has answered at {_text(address)} within {seconds:g} s; start the command on "
             "the machine with that address too, and see that the others may connect to it"
         )
-    return found[0]
+    return found
 
 
 def _tunnel_to(address: tuple[str, int], secret: bytes) -> Relay:
@@ -277,14 +274,14 @@ def _enter(
     )
 
 
-def _look_until(true: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again until something is true; False if it was not within the seconds."""
+def _look_until(look: Callable[[], Found], seconds: float) -> Found:
+    """Look again and again until something true is found, or the seconds are over; return what was
+    found last.
+    """
     deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
+    while not (found := look()) and time.monotonic() <= deadline:
         time.sleep(LOOK_SECONDS)
-    return True
+    return found
 
 
 def _counted(launcher: int) -> str:

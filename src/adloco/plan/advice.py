@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
+from adloco.distributed.wire.wire_format import bytes_per_value
 from adloco.errors import require
 from adloco.plan.prediction import Prediction
 
@@ -73,8 +74,8 @@ def _departure(found: Prediction) -> tuple[float, ...]:
     recipe = found.candidate.recipe
     if recipe.data_parallel or not recipe.syncs:
         return (0, -FREE_BITS, 1, 0)
-    wire, streaming = recipe.wire_format, recipe.streaming
-    bits = 8 * wire.block_bytes / wire.block if wire else 32
+    streaming = recipe.streaming
+    bits = 8 * bytes_per_value(recipe.wire_format)
     return (recipe.mean_sync_every, -min(bits, FREE_BITS), streaming.fragments, streaming.tau)
 
 

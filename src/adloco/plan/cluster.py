@@ -136,21 +136,18 @@ class Cluster:
         """Passes of an inner step; the arguments are those of `step_seconds`."""
         return max(1, math.ceil(worker_batch / (largest_pass or max(self.samples_per_second))))
 
-    def step_seconds(
-        self, worker_batch: float | Sequence[float], largest_pass: int = 0
-    ) -> tuple[float, ...]:
+    def step_seconds(self, batches: Sequence[float], largest_pass: int = 0) -> tuple[float, ...]:
         """Mean seconds of an inner step of each island.
 
         Args:
-            worker_batch: Samples of a worker in a step, or of each island's worker; balanced passes
-                are accumulated, with one update.
+            batches: Samples of each island's worker in a step; balanced passes are accumulated,
+                with one update.
             largest_pass: Most samples of a pass; 0: the largest pass of which the speed is known.
         """
-        each = worker_batch if isinstance(worker_batch, Sequence) else [worker_batch] * self.islands
-        passes = [self.passes(samples, largest_pass) for samples in each]
+        passes = [self.passes(samples, largest_pass) for samples in batches]
         return tuple(
             (count * self.pass_seconds(samples / count) - (count - 1) * self.update_seconds) / speed
-            for count, samples, speed in zip(passes, each, self.all_speeds, strict=True)
+            for count, samples, speed in zip(passes, batches, self.all_speeds, strict=True)
         )
 
 

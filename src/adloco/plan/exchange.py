@@ -3,7 +3,9 @@
 from adloco.config.sections import Recipe
 from adloco.distributed.traffic import ring
 from adloco.distributed.wire.plain import PlainWire
-from adloco.distributed.wire.wire_format import WireFormat
+from adloco.distributed.wire.wire_format import WireFormat, bytes_per_value
+from adloco.plan.candidates import islands_of_copy
+from adloco.plan.cluster import Cluster
 from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import Sync
 
@@ -12,16 +14,16 @@ OF_A_STEP = 2
 
 
 def exchange_of(
-    recipe: Recipe, parameters: float, workers: int, *, passes: int, across: int
+    recipe: Recipe, parameters: float, workers: int, cluster: Cluster, passes: int = 1
 ) -> Sync:
     """The sync of a round, or of a step of data-parallel training.
 
     Args:
         workers: Workers that exchange with one another.
         passes: Micro-batches of a step on each rank.
-        across: Islands that have one copy of the model together, in data-parallel training.
     """
     if recipe.data_parallel:
+        across = islands_of_copy(recipe, cluster)
         each = 2 if recipe.model_options.dtype == "bf16" else 4
         gradients = each * parameters
         # Every pass gathers parameters twice among these islands and scatters gradients once, and
@@ -38,5 +40,4 @@ def exchange_of(
 
 def bytes_of_mean(wire: WireFormat | None, parameters: float, workers: int) -> float:
     """Bytes that leave each worker for a mean over all of them; wire None: in float32."""
-    each = 4 if wire is None else wire.block_bytes / wire.block
-    return ring(workers) * each * parameters
+    return ring(workers) * bytes_per_value(wire) * parameters

@@ -24,7 +24,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.calibration import Calibration, calibrate, describe
-from adloco.plan.candidates import Candidate, islands_of_copy, samples_of_parallel
+from adloco.plan.candidates import Candidate, samples_of_parallel
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
@@ -57,7 +57,7 @@ class FittedLink:
         """The cluster with what was measured."""
         constants = self.calibration.constants
         terms = {**dict.fromkeys(TERMS, 0.0), **constants.terms}
-        step = sum(cluster.step_seconds(self.samples)) / cluster.islands
+        step = sum(cluster.step_seconds([self.samples] * cluster.islands)) / cluster.islands
         by_ratio = constants.measure == "compute_utilisation"
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
@@ -119,13 +119,12 @@ class FittedLinks:
     """Name of a recipe -> what its rows say."""
 
     def link_of(
-        self, candidate: Candidate, parameters: float, workers: int, across: int
+        self, candidate: Candidate, parameters: float, workers: int, cluster: Cluster
     ) -> FittedLink | None:
         """The fit to rounds most similar to a candidate; None if there is nothing. For the other
         arguments see `exchange_of`.
         """
-        sync = exchange_of(candidate.recipe, parameters, workers, passes=1, across=across)
-        sent = sync.bytes_sent
+        sent = exchange_of(candidate.recipe, parameters, workers, cluster).bytes_sent
         return min(
             self.links.get(candidate.name, ()),
             key=lambda link: abs(math.log(link.bytes_sent / sent)) if sent else 0.0,
@@ -176,15 +175,14 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
             f"a plan needs rows of at least two bandwidths, got one of {describe(group)}",
         )
         name, recipe = of_plan[group]
-        workers, across = cluster.islands, islands_of_copy(recipe, cluster)
+        workers = cluster.islands
         mine = [row for row in own.rows if row.group == group]
         bandwidths = [row.bits_per_second for row in mine]
         every = {row.sync_every for row in mine}
-        sync = exchange_of(recipe, group[2], workers, passes=1, across=across)
         link = FittedLink(
             group=group,
             calibration=calibration,
-            bytes_sent=sync.bytes_sent,
+            bytes_sent=exchange_of(recipe, group[2], workers, cluster).bytes_sent,
             samples=samples_of_parallel(recipe, cluster, recipe.guards.initial)
             if recipe.data_parallel
             else max(1.0, recipe.guards.initial / workers),

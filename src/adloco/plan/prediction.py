@@ -10,7 +10,6 @@ from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
 from adloco.plan.candidates import (
     Candidate,
-    islands_of_copy,
     ranks_of_island,
     samples_of_parallel,
     shards_of_worker,
@@ -101,15 +100,14 @@ def predict(
     steps = tokens / workload.tokens_per_sample / batch / trainers
     # The last round of a run is cut short, and ends in a sync like the others.
     every = 1 if recipe.data_parallel else min(recipe.mean_sync_every, max(1.0, steps))
-    across = islands_of_copy(recipe, cluster)
-    link = measured.link_of(candidate, workload.parameters, workers, across) if measured else None
+    link = measured.link_of(candidate, workload.parameters, workers, cluster) if measured else None
     if link:
         cluster = link.applied(cluster)
     largest_pass = ranks_of_island(recipe, cluster) * recipe.switch.b_max
     samples = _samples(recipe, cluster, int(batch), workers)
     step_seconds = cluster.step_seconds(samples, largest_pass)
     passes = cluster.passes(batch / workers, largest_pass)
-    sync = exchange_of(recipe, workload.parameters, workers, passes=passes, across=across)
+    sync = exchange_of(recipe, workload.parameters, workers, cluster, passes)
     if link:
         sync = link.hiding(sync, every)
     found = mean_round(cluster, step_seconds, every, sync)

@@ -128,10 +128,11 @@ class RoundLines:
     def cut(self, rounds: int) -> list[int]:
         """Remove the lines of all rounds after this many; return the earlier rounds without one."""
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
+        text = text_of(kept)
+        content = text.encode()
         # A full disk has no room for a copy, which is rarely needed.
-        if text_of(kept) != (self.file.read_text() if _there(self.file) else ""):
-            write_text(self.file, text_of(kept))
-        content = self._written()
+        if content != self._written():
+            write_text(self.file, text)
         self._size, self._hash = len(content), hashlib.sha256(content)
         self._gone = _gone(kept, rounds)
         return self._gone

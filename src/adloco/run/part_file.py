@@ -27,7 +27,6 @@ class DamagedCheckpointError(ValueError):
             f"checkpoint {checkpoint} is damaged ({damage}); a resumed run continues from the one "
             "before"
         )
-        self.checkpoint = checkpoint
         self.damage = damage
 
 

@@ -55,7 +55,6 @@ from adloco.run.start import (
 )
 from adloco.run.starts import Kind, Point, Starts, failure_cost
 from adloco.run.stored import (
-    StoredRun,
     check_corpus,
     deciding_settings,
     folder_facts,
@@ -77,18 +76,11 @@ checkpoints from the state where it is, and training waits: a copy would take as
 class TrainingRun:
     """One run in its folder."""
 
-    def __init__(
-        self,
-        parts: Opened,
-        folder: Path,
-        stored: StoredRun | None = None,
-        copies: Copies | None = None,
-    ) -> None:
+    def __init__(self, parts: Opened, folder: Path, copies: Copies | None) -> None:
         """Build the trainers and their models, and write nothing.
 
         Args:
             parts: From `prepare_run`.
-            stored: The run to resume; None: a new one.
             copies: Keeps copies of the run's state in memory; None: there are none.
         """
         self.recipe = recipe = parts.recipe
@@ -110,26 +102,15 @@ class TrainingRun:
             before_run=self.records.to_disk,
             resume=again,
         )
-        if stored:
-            self.saving.seconds = stored.about["checkpoint_seconds"]
         self.copies = copies
         self._told = False  # To stop; by this process, not by another rank.
-        self.resumed = stored is not None
+        self.resumed = False
         self.newest: Record = {}
         """The newest line of metrics.jsonl; empty before the first round."""
         self.starts = Starts(folder, writes=placement.is_rank_zero)
         self.algorithm = build_algorithm(parts)
         self._budget = Budget.of(recipe)
         first = next(iter(self.algorithm.workers.values()))
-        if stored is None:
-            steps = self._next_round().steps
-            short = self._budget.within_first_round(steps, self.algorithm.sync_every)
-            self.notices += [short] if short else []
-            self.algorithm.state.skip_samples(recipe.data.skip_samples)
-            # On every rank, because the ranks of an island compute a sharded model together.
-            problem = problem_of_model(self.task, first.model, self.device)
-            first.engine.after_evaluation()
-            require(not problem, problem)
         devices = placement.num_ranks / placement.ranks_of_device
         self._use = use_per_token(first.model, recipe.data.context_tokens, self.device, devices)
         """MFU for each token in a second; None if it is not known."""
@@ -140,8 +121,8 @@ class TrainingRun:
         self._start_id = placement.agree(uuid.uuid4().hex)
         self._saves = 0
         self._described: dict[str, Any] = {}
-        self._bytes_checkpoint = stored.about["bytes_checkpoint"] if stored else 0
-        self._clock = Clock(stored.about["seconds"] if stored else 0.0)
+        self._bytes_checkpoint = 0
+        self._clock = Clock()
 
     @staticmethod
     def create(
@@ -166,7 +147,15 @@ class TrainingRun:
         """A new run in an empty folder, whose lock rank 0 holds."""
         named = replace(parts.recipe, run=replace(parts.recipe.run, folder=str(folder)))
         parts = replace(parts, recipe=named)
-        run = TrainingRun(parts, folder, copies=copies)
+        run = TrainingRun(parts, folder, copies)
+        algorithm, first = run.algorithm, next(iter(run.algorithm.workers.values()))
+        short = run._budget.within_first_round(run._next_round().steps, algorithm.sync_every)
+        run.notices += [short] if short else []
+        algorithm.state.skip_samples(run.recipe.data.skip_samples)
+        # On every rank, because the ranks of an island compute a sharded model together.
+        problem = problem_of_model(run.task, first.model, run.device)
+        first.engine.after_evaluation()
+        require(not problem, problem)
         try:
             write_description(parts, folder)
             if copies:
@@ -221,7 +210,10 @@ class TrainingRun:
             kept = copies.parts if copies else {}
             stored, found = recovered_run(folder, recipe, placement, kept)
             parts = prepare_run(stored.recipe, placement, stored, problem)
-            run = TrainingRun(parts, folder, stored, copies)
+            run = TrainingRun(parts, folder, copies)
+            run.resumed = True
+            run.saving.seconds = stored.about["checkpoint_seconds"]
+            run._clock = Clock(stored.about["seconds"])
             check_corpus(stored, run.task)
             run.algorithm.load_state_dict({**found.parts, RUN: stored.algorithm})
             before = own_limits(folder)
@@ -239,7 +231,8 @@ class TrainingRun:
             if limit:
                 run.notices.append(f"memory ran out before: micro-batches of at most {limit}")
             set_rng_state(stored.about["rng"], run.device)
-            run._bytes_checkpoint += sum(placement.all_values(found.bytes_received))
+            received = sum(placement.all_values(found.bytes_received))
+            run._bytes_checkpoint = stored.about["bytes_checkpoint"] + received
             run._described = folder_facts(folder)
             run.saving.newest = found.newest_on_disk
             in_turn(placement, lambda: keep_settings(stored))

@@ -45,12 +45,11 @@ def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
     """
     links = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
     pings = _pings(links)
-    size, slowest = SMALLEST_BYTES, 0.0
-    while slowest < ENOUGH_SECONDS and size <= LARGEST_BYTES:
-        received = _shift(ranks, size)
-        slowest = max(received.values())
+    size = SMALLEST_BYTES
+    received = _shift(ranks, size)
+    while max(received.values()) < ENOUGH_SECONDS and size < LARGEST_BYTES:
         size *= GROWTH
-    size //= GROWTH
+        received = _shift(ranks, size)
     repeated = [received, *(_shift(ranks, size) for _ in range(REPEATS - 1))]
     measured = []
     for source, target in links:

@@ -65,7 +65,9 @@ class LocalRanks:
         """
         self.store = of_this_start(store)
         self.by_id: dict[int, subprocess.Popen[bytes]] = {}
-        self.first, self._count = first, count
+        self.slots: dict[int, int] = {}
+        """The number of each rank's place on this machine, by its id."""
+        self._first, self._count = first, count
         self._words = words
         self._shared = {
             "MASTER_ADDR": store.host,
@@ -81,13 +83,14 @@ class LocalRanks:
 
     def start_all(self) -> None:
         for slot in range(self._count):
-            self.start(self.first + slot, slot)
+            self.start(self._first + slot, slot)
 
     def start(self, number: int, slot: int) -> None:
         """Start the rank with this id in this place of the machine, from 0."""
         # Each rank has its own session, so the terminal's Ctrl+C reaches only this process, which
         # passes it on once.
         own = {"RANK": str(number), "LOCAL_RANK": str(slot)}
+        self.slots[number] = slot
         self.by_id[number] = subprocess.Popen(
             [sys.executable, "-m", "adloco", *self._words],
             env=os.environ | self._shared | own,
@@ -106,11 +109,13 @@ class LocalRanks:
         return len(self.codes()) == len(self.by_id)
 
     def wait(self, seconds: float) -> int:
-        """Wait for all ranks for a while; return the first exit code that is not 0, or 0."""
+        """Wait for all ranks for a while; return the first exit code that is not 0, or
+        RANK_FAILURE.
+        """
         deadline = time.monotonic() + seconds
         while not self.all_ended() and time.monotonic() < deadline:
             time.sleep(WAIT_SECONDS)
-        return next(filter(None, self.codes().values()), 0 if self.all_ended() else RANK_FAILURE)
+        return next(filter(None, self.codes().values()), RANK_FAILURE)
 
 
 def run_ranks(
@@ -136,7 +141,7 @@ def run_ranks(
             code = wait(received)
         except StoreGoneError:
             # The ranks notice by themselves that the store is gone, and say so.
-            code = ranks.wait(FAILING_SECONDS) or RANK_FAILURE
+            code = ranks.wait(FAILING_SECONDS)
         return INTERRUPTED if code and received else RANK_FAILURE if code < 0 else code
 
 

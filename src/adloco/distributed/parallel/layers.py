@@ -52,9 +52,8 @@ def layers(model: nn.Module) -> list[list[int]]:
 
 def fill_whole(model: nn.Module, fill: Fill) -> None:
     """Fill a model that is not sharded."""
-    for block in blocks(model):
-        fill(model, block)
-    fill(model, model)
+    for part in (*blocks(model), model):
+        fill(model, part)
 
 
 def written_tensors(model: nn.Module) -> dict[str, Tensor]:

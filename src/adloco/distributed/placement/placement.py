@@ -9,6 +9,7 @@ islands.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
@@ -199,7 +200,8 @@ class Placement:
 
     def comm(self, worker_ids: Sequence[int]) -> Comm:
         """Reductions among these workers, also on ranks that have none of them."""
-        islands = tuple(sorted({self.owner(worker) for worker in worker_ids}))
+        counts = Counter(map(self.owner, worker_ids))
+        islands = tuple(sorted(counts))
         if len(islands) > 1 and islands not in self._groups:
             # One group for each position on an island: its ranks have the same part of the model.
             places = [
@@ -209,9 +211,7 @@ class Placement:
             self._groups[islands] = self._new_group(places, "gloo")
         return Comm(
             Islands(
-                workers=[
-                    sum(self.owner(worker) == island for worker in worker_ids) for island in islands
-                ],
+                workers=[counts[island] for island in islands],
                 traffic=self.traffic,
                 me=islands.index(self._island) if self._island in islands else None,
                 group=self._groups.get(islands),
@@ -239,15 +239,9 @@ class Placement:
             [list(row) for row in rows.values()], dtype=torch.float64, device=message_device()
         )
         everyone = gathered(mine, -(-num_workers // self._num_islands))
-        parts = everyone[:: self.ranks_per_worker].tolist()
-        islands: list[list[int]] = [[] for _ in parts]
-        for worker in self._places:
-            islands[self.owner(worker)].append(worker)
-        return {
-            worker: row
-            for workers, part in zip(islands, parts, strict=True)
-            for worker, row in zip(workers, part, strict=False)
-        }
+        # Each island's rows are in the order of its workers.
+        of_islands = [iter(part) for part in everyone[:: self.ranks_per_worker].tolist()]
+        return {worker: next(of_islands[self.owner(worker)]) for worker in self._places}
 
     def any(self, flag: bool) -> bool:
         """True if the flag is set on any rank."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.distributed.wire.wire_format import to_bf16, to_bytes, to_numbers
 from adloco.late import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +22,8 @@ class Bf16:
     block = 64
     block_bytes = 2 * block
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
         return to_bytes(to_bf16(values))
 
-    def decode(self, blocks: Tensor) -> Tensor:
+    def decode(self, blocks: torch.Tensor) -> torch.Tensor:
         return to_numbers(blocks, torch.bfloat16).float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.distributed.wire.wire_format import (
     divided,
@@ -15,9 +15,6 @@ from adloco.distributed.wire.wire_format import (
 )
 from adloco.errors import require_setting
 from adloco.late import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BYTE_OF_EIGHT = 0x0102040810204080
 """Eight bits in the bytes of an int64, times this, have their byte in the highest eight bits: the
@@ -59,7 +56,7 @@ class Int1:
     def block_bytes(self) -> int:
         return 2 + self.block // 8
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
         whole, unit = in_whole_numbers(values)
         mean = to_bf16(divided(whole.abs_().sum(dim=1, keepdim=True), self.block) * unit)
         blocks = values.new_empty(len(values), self.block_bytes, dtype=torch.uint8)
@@ -68,7 +65,7 @@ class Int1:
         blocks[:, 2:] = eights.mul_(BYTE_OF_EIGHT).bitwise_right_shift_(56)
         return blocks
 
-    def decode(self, blocks: Tensor) -> Tensor:
+    def decode(self, blocks: torch.Tensor) -> torch.Tensor:
         mean = to_numbers(blocks[:, :2], torch.bfloat16).float()
         octets = blocks[:, 2:].int().flatten()
         signs = _signs(blocks.device).index_select(0, octets)
@@ -76,7 +73,7 @@ class Int1:
 
 
 @functools.cache
-def _signs(device: torch.device) -> Tensor:
+def _signs(device: torch.device) -> torch.Tensor:
     """The eight signs of each byte, -1 or 1: float32 of shape (256, 8)."""
     octets, places = (torch.arange(count, device="cpu") for count in (256, 8))
     bits = octets[:, None] >> places & 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.distributed.wire.wire_format import (
     in_whole_numbers,
@@ -15,9 +15,6 @@ from adloco.distributed.wire.wire_format import (
 )
 from adloco.errors import require_setting
 from adloco.late import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BYTE_OF_FOUR = 1 << 30 | 1 << 20 | 1 << 10 | 1
 """Four codes in the bytes of an int32, times this, have their byte in the highest eight bits."""
@@ -62,7 +59,7 @@ class Int2:
     def block_bytes(self) -> int:
         return 4 + self.block // 4
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
         whole, unit = in_whole_numbers(values)
         magnitude = whole.abs()
         total, least = magnitude.sum(dim=1, keepdim=True), magnitude.amin(dim=1, keepdim=True)
@@ -86,7 +83,7 @@ class Int2:
         blocks[:, 4:] = fours.mul_(BYTE_OF_FOUR).bitwise_right_shift_(24)
         return blocks
 
-    def decode(self, blocks: Tensor) -> Tensor:
+    def decode(self, blocks: torch.Tensor) -> torch.Tensor:
         means = to_numbers(blocks[:, :4], torch.bfloat16).float()
         octets = blocks[:, 4:].int().flatten()
         large, others = (
@@ -98,7 +95,7 @@ class Int2:
 
 
 @functools.cache
-def _signs(device: torch.device) -> tuple[Tensor, Tensor]:
+def _signs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The four codes of each byte as signs in float32: of the large ones, and of the others; else
     0. The four are one complex128, so they are looked up at once.
     """

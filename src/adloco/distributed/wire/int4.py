@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.distributed.wire.wire_format import divided, signed_absmax, to_bytes, to_numbers
 from adloco.errors import require_setting
 from adloco.late import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 UNIT = 1023
 """Levels and values of a block are whole numbers of 1/1023 of its largest magnitude."""
@@ -66,7 +63,7 @@ class Int4:
     def block_bytes(self) -> int:
         return 4 + self.block // 2
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
         scale = signed_absmax(values).add_(0.0)  # A zero of either sign becomes positive.
         unit = divided(scale, UNIT).masked_fill_(scale.abs() < SMALLEST, 1.0)
         cells = (values / unit).to(torch.int32)  # Towards zero, so no error exceeds its value.
@@ -83,7 +80,7 @@ class Int4:
         blocks[:, 4:] = pairs.view(len(values), self.block // 2)
         return blocks
 
-    def decode(self, blocks: Tensor) -> Tensor:
+    def decode(self, blocks: torch.Tensor) -> torch.Tensor:
         header = to_numbers(blocks[:, :4], torch.int32)
         pairs = blocks[:, 4:].int().add_((header & 3) << 8)
         ratio = _pairs(blocks.device).index_select(0, pairs.flatten()).view(torch.float32)
@@ -96,7 +93,7 @@ def table_levels(table: int) -> list[int]:
 
 
 @functools.cache
-def _codes(device: torch.device) -> Tensor:
+def _codes(device: torch.device) -> torch.Tensor:
     """The code of each cell: of the level that is nearest to its end next to zero."""
     cells = torch.arange(-CELLS // 2, CELLS // 2, device="cpu")[:, None]
     levels = [torch.tensor(table_levels(table), device="cpu") for table in range(4)]
@@ -105,7 +102,7 @@ def _codes(device: torch.device) -> Tensor:
 
 
 @functools.cache
-def _pairs(device: torch.device) -> Tensor:
+def _pairs(device: torch.device) -> torch.Tensor:
     """The two float32 of each byte as one int64, which are looked up at once."""
     pairs = [
         torch.cartesian_prod(levels, levels)

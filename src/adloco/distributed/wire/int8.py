@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.distributed.wire.wire_format import divided, signed_absmax, to_bytes, to_numbers
 from adloco.errors import require_range
 from adloco.late import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 INT8_MAX = 127
 
@@ -36,13 +33,13 @@ class Int8:
     def block_bytes(self) -> int:
         return 4 + self.block
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
         absmax = signed_absmax(values).abs_()
         # A division and not a product, because the inverse of a denormal number is infinite.
         ratio = values / absmax.masked_fill(absmax == 0, 1.0)
         codes = ratio.mul_(INT8_MAX).round_().to(torch.int8)
         return torch.cat([to_bytes(absmax), to_bytes(codes)], dim=1)
 
-    def decode(self, blocks: Tensor) -> Tensor:
+    def decode(self, blocks: torch.Tensor) -> torch.Tensor:
         ratio = divided(blocks[:, 4:].view(torch.int8).float(), INT8_MAX)
         return ratio.mul_(to_numbers(blocks[:, :4], torch.float32))

@@ -10,13 +10,10 @@ Streaming DiLoCo 4 bits a value (arXiv 2501.18512), which `Int4` does with other
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from adloco.errors import require
 from adloco.late import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SMALLEST = 2.0**-100
 """Blocks in whole numbers whose absmax is smaller are decoded as zeros."""
@@ -38,7 +35,7 @@ class WireFormat(Protocol):
     def block_bytes(self) -> int:
         """Bytes of an encoded block."""
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Encode blocks. The bytes of a block depend on its values alone, which stay as they are.
 
         values: Finite float32 of shape (blocks, block).
@@ -47,7 +44,7 @@ class WireFormat(Protocol):
             Contiguous uint8 of shape (blocks, block_bytes).
         """
 
-    def decode(self, blocks: Tensor) -> Tensor:
+    def decode(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode blocks.
 
         blocks: uint8 of shape (blocks, block_bytes).
@@ -95,7 +92,12 @@ def at_least(wire: WireFormat | None, floor: WireFormat) -> WireFormat | None:
     return floor
 
 
-def signed_absmax(values: Tensor) -> Tensor:
+def bytes_per_value(wire: WireFormat | None) -> float:
+    """Bytes of a value that is sent; wire None: in float32."""
+    return 4.0 if wire is None else wire.block_bytes / wire.block
+
+
+def signed_absmax(values: torch.Tensor) -> torch.Tensor:
     """The value with the largest magnitude of each block, shape (blocks, 1).
 
     If a value and its negative are the largest, it is the positive one.
@@ -111,7 +113,7 @@ def largest_whole(block: int) -> int:
     return 1 << min(20, 24 - (block - 1).bit_length())
 
 
-def in_whole_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
+def in_whole_numbers(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(whole, unit): values as whole numbers of each block's unit, absmax / `largest_whole`.
 
     The shapes are (blocks, block) and (blocks, 1). Blocks whose absmax is below `SMALLEST` give
@@ -123,24 +125,24 @@ def in_whole_numbers(values: Tensor) -> tuple[Tensor, Tensor]:
     return (values / unit).round_(), unit
 
 
-def divided(values: Tensor, number: float) -> Tensor:
+def divided(values: torch.Tensor, number: float) -> torch.Tensor:
     """values / number, with the bits of a CPU on a GPU, too, which would multiply by the rounded
     inverse of a number and divides by a tensor.
     """
     return values / torch.full((), number, dtype=values.dtype, device=values.device)
 
 
-def to_bf16(values: Tensor) -> Tensor:
+def to_bf16(values: torch.Tensor) -> torch.Tensor:
     """The nearest finite bfloat16 of each value."""
     return values.clamp(-BF16_MAX, BF16_MAX).to(torch.bfloat16)
 
 
-def to_bytes(numbers: Tensor) -> Tensor:
+def to_bytes(numbers: torch.Tensor) -> torch.Tensor:
     """The bytes of the numbers, as uint8 along the last dimension."""
     return numbers.contiguous().view(torch.uint8)
 
 
-def to_numbers(blocks: Tensor, dtype: torch.dtype) -> Tensor:
+def to_numbers(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The numbers of this type in the bytes; the inverse of `to_bytes`."""
     # Copied, because a part of a block may begin at an address where no number of the type can.
     return blocks.clone(memory_format=torch.contiguous_format).view(dtype)
