@@ -406,6 +406,24 @@ def test_a_merge_takes_the_time_of_its_bytes() -> None:
     assert found.seconds == pytest.approx(found.inner_steps / 50 * found.round.total + merged / 1e6)
 
 
+def test_workers_that_end_diverged_send_a_mean_more() -> None:
+    """Each worker keeps what 1 bit leaves unsent: 68 bytes of a block of 128 values at the end, 34
+    of one of 256 for each of 2.5 syncs. Two trainers of two workers do so before they merge, too,
+    and send parameters in 260 bytes a block of 256.
+    """
+    bits = ("wire.format", "int1")
+    two, four = (
+        Cluster(islands=islands, bandwidth="8mbit", samples_per_second={8: 16.0})
+        for islands in (2, 4)
+    )
+    found = made("diloco", two, bits)
+    assert found.bytes_sent == pytest.approx(2.5 * 1e6 * 34 / 256 + 1e6 * 68 / 128)
+    assert found.seconds == pytest.approx(2.5 * found.round.total + 1e6 * 68 / 128 / 1e6)
+    found = made("adloco", four, bits, ("method.num_trainers", "2"))
+    syncs, last = found.syncs * 1.5 * 1e6 * 34 / 256, 1.5 * 1e6 * 68 / 128
+    assert found.bytes_sent == pytest.approx(syncs + 1e6 * (68 / 128 + 1.5 * 260 / 256) + last)
+
+
 def test_the_plug_in_form_holds_a_smaller_batch() -> None:
     """A noise scale of 20 at eta = 0.5: 20 (4 - 1) samples, and without bias 20 x 4."""
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})

@@ -63,8 +63,8 @@ class Prediction:
     """Price of all islands until then."""
     spread: tuple[float, float] | None = None
     """Times its tokens, least and most, between which 90% of the laws of the target are; steps,
-    syncs, bytes, seconds and price follow the tokens, but for what a merge sends. None if it is not
-    known."""
+    syncs, bytes, seconds and price follow the tokens, but for what is sent beside syncs. None if it
+    is not known."""
 
     @property
     def reachable(self) -> bool:
@@ -112,15 +112,15 @@ def predict(
         sync = link.hiding(sync, every)
     found = mean_round(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
-    merged = (recipe.method.num_trainers - trainers) * _merge_bytes(recipe, workload, workers)
-    seconds = steps / every * found.total + merged / cluster.link.bytes_per_second
+    beside = _beside_syncs(recipe, workload, workers, trainers)
+    seconds = steps / every * found.total + beside / cluster.link.bytes_per_second
     return Prediction(
         candidate=candidate,
         batch=batch,
         tokens=tokens,
         inner_steps=steps,
         syncs=syncs,
-        bytes_sent=syncs * sync.bytes_sent + merged,
+        bytes_sent=syncs * sync.bytes_sent + beside,
         step_seconds=step_seconds,
         workers=workers,
         round=found,
@@ -192,16 +192,24 @@ def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list
     ]
 
 
-def _merge_bytes(recipe: Recipe, workload: Workload, workers: int) -> float:
-    """Bytes that leave each worker when trainers merge: a mean of parameters and, if it is merged
-    by weights, of outer momentum over all their workers.
+def _beside_syncs(recipe: Recipe, workload: Workload, workers: int, trainers: int) -> float:
+    """Bytes that leave each worker in merges, and for the means of workers that syncs leave
+    diverged: of each trainer's before a merge, and of all at the end.
     """
-    syncing = recipe.syncing
-    parameters = bytes_of_mean(syncing.parameter_wire, workload.parameters, workers)
+    if recipe.data_parallel:
+        return 0.0
+    syncing, parameters = recipe.syncing, workload.parameters
+
+    def mean_of_diverged(workers: int) -> float:
+        apart = syncing.diverges(workers)
+        return apart * bytes_of_mean(syncing.difference_wire, parameters, workers)
+
+    each = mean_of_diverged(recipe.method.workers_per_trainer)
+    each += bytes_of_mean(syncing.parameter_wire, parameters, workers)
     momentum = isinstance(recipe.outer, OuterOptimizer) and recipe.outer.options.get("momentum", 0)
-    if not momentum or recipe.fates.outer_momentum != "weighted":
-        return parameters
-    return parameters + bytes_of_mean(syncing.difference_wire, workload.parameters, workers)
+    if momentum and recipe.fates.outer_momentum == "weighted":
+        each += bytes_of_mean(syncing.difference_wire, parameters, workers)
+    return (recipe.method.num_trainers - trainers) * each + mean_of_diverged(workers)
 
 
 def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> float:
