@@ -46,6 +46,23 @@ def test_it_begins_a_run_resumes_it_and_ends_with_it(
     assert numbers_of(parts) == numbers_of(whole)
 
 
+def test_ranks_that_torchrun_starts_again_begin_no_other_run(
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--max-restarts repeats the line, which without a folder would train from the beginning."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    at = small.index("--run.folder")
+    nameless = [*small[:at], *small[at + 2 :], "--run.rounds", "1"]
+    assert main(["train", "diloco", *nameless]) == 2
+    assert "without --restart and --run.folder they would begin an" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert main(["train", "diloco", *small, "--run.rounds", "1"]) == 0  # None has begun in it.
+
+
 def test_a_longer_budget_is_not_another_recipe(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

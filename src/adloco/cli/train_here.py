@@ -20,10 +20,11 @@ from adloco.distributed.launch.launcher import (
     num_ranks,
     process_group,
     speaks_for_machine,
+    started_again,
     this_rank,
 )
 from adloco.distributed.messages import all_states
-from adloco.errors import RankFailureError
+from adloco.errors import RankFailureError, require
 from adloco.run.recovery import LostPartsError
 from adloco.run.restarted import begun_run, kept_values
 from adloco.run.saving import Copies
@@ -154,11 +155,7 @@ class _Process:
             given = [*given, *self.regrouping.given()]
         kind = self.regrouping.kind() if self.regrouping else "resume"
         with working(console, "reading and tokenising text, building models ..."):
-            run = (
-                self.resume(folder, given, kind)
-                if folder
-                else TrainingRun.create(self.arguments.read_recipe(), copies=self.copies)
-            )
+            run = self.resume(folder, given, kind) if folder else self._begin()
         if restarted:
             recipe, file = self.arguments.read_recipe(), self.arguments.recipe or "adloco"
             run.notices += filter(None, [kept_values(recipe, read_values(file), run.recipe)])
@@ -173,6 +170,17 @@ class _Process:
             say(open_console(trains=True), joined_line(run))
         self.joined = True
         return run, given
+
+    def _begin(self) -> TrainingRun:
+        """A new run; ValueError if it would train again what a failed start has trained."""
+        recipe = self.arguments.read_recipe()
+        require(
+            bool(recipe.run.folder) or not started_again(),
+            "torchrun has started the ranks again, and without --restart and --run.folder they "
+            "would begin another run; resume the one that failed (adloco runs lists it, if it had "
+            "begun) by adloco train --resume, and give both next time",
+        )
+        return TrainingRun.create(recipe, copies=self.copies)
 
     def resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
         """The run in a folder, resumed; RankFailureError if the ranks that remain after a failure
