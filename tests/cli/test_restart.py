@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +13,12 @@ from typing import Any
 import pytest
 
 from adloco.cli.alerts import Alerts
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cli.rank_processes import Machines
 from adloco.cli.train import RESTARTS, Train, _FailureCount
 from adloco.cli.train_here import _Process
+from adloco.cli.training_loop import Training
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.errors import RANK_FAILURE, RankFailureError, exit_code
@@ -172,6 +176,29 @@ def test_a_machine_that_takes_its_parts_along_is_waited_for(
             process.resume(folder, [], "regroup")
         assert exit_code(error.value) == code
         assert regrouping.recovers == (number == 0), "they do not meet for it again and again"
+
+
+def test_a_rank_told_to_end_after_the_failure_of_another_says_which_one_it_was(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun tells it while it still finds that out."""
+
+    @contextmanager
+    def finds_out(*_: object, **__: object) -> Iterator[None]:
+        with pytest.raises(RuntimeError, match="connection closed"):
+            yield
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RankFailureError("rank 1 is gone")
+
+    def closed(self: Training, settings: object) -> int:
+        raise RuntimeError("connection closed")
+
+    monkeypatch.setattr("adloco.cli.train_here.process_group", finds_out)
+    monkeypatch.setattr(Training, "train", closed)
+    line = Train(words=[], recipe="diloco", settings=take_settings(small)[0])
+    process = _Process(line, RunSettings(), Alerts())
+    with pytest.raises(RankFailureError, match=r"rank 1 is gone; resume with: adloco train"):
+        process.train()
 
 
 @pytest.mark.nightly

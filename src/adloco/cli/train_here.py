@@ -23,6 +23,7 @@ from adloco.distributed.launch.launcher import (
     started_again,
     this_rank,
 )
+from adloco.distributed.launch.signals import told_to_end
 from adloco.distributed.messages import all_states
 from adloco.errors import RankFailureError, require
 from adloco.run.recovery import LostPartsError
@@ -114,7 +115,14 @@ class _Process:
                     regrouping=regrouping,
                     alerts=self.alerts,
                 )
-                code = training.train(given)
+                try:
+                    code = training.train(given)
+                except Exception:
+                    # It ends now. After the failure of a rank torchrun tells the others to end at
+                    # once, and they would end before they know, and say, which one it was.
+                    if not recovers:
+                        opened.enter_context(told_to_end(lambda number: None))
+                    raise
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None
