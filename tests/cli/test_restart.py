@@ -64,7 +64,12 @@ def test_ranks_that_torchrun_starts_again_begin_no_other_run(
     assert main(["train", "diloco", *nameless]) == 2
     assert "without --restart and --run.folder they would begin an" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-    assert main(["train", "diloco", *small, "--run.rounds", "1"]) == 0  # None has begun in it.
+    rounds = make_run("diloco", small).rounds()  # None has begun in that folder.
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    notify = ["--notify", f"tee -a {tmp_path / 'said'}"]
+    assert main(["train", "diloco", *small, "--restart", *notify]) == 0
+    assert "has recovered: torchrun has started the ranks again" in (tmp_path / "said").read_text()
 
 
 def test_a_longer_budget_is_not_another_recipe(

@@ -80,6 +80,8 @@ class _Process:
     """The failure from which the ranks that remain recover."""
     joined: bool = field(default=False, init=False)
     """True once this process has trained a part of the run."""
+    again: bool = field(default=False, init=False)
+    """True if torchrun has started the ranks of a machine again; known with --restart alone."""
 
     def __post_init__(self) -> None:
         self.ending = RankEnd(self.alerts)
@@ -172,6 +174,8 @@ class _Process:
         if self.failure:
             self.alerts.tell("recovered", f"{num_ranks()} ranks continue; {self.failure}")
             self.failure = ""
+        elif restarted and self.again and not run.finished:
+            self.alerts.tell("recovered", "torchrun has started the ranks again")
         if self.regrouping:
             self.regrouping.opened(run)
         if not self.joined and speaks_for_machine():
@@ -215,6 +219,8 @@ class _Process:
             return None
         recipe = self.arguments.read_recipe()
         folder = str(begun_run(recipe, trust_recipe=self.arguments.trust_recipe) or "")
+        self.again = started_again()
         if num_ranks() > 1:
-            folder = next(filter(None, all_states(folder)), "")
+            folders, again = zip(*all_states([folder, self.again]), strict=True)
+            folder, self.again = next(filter(None, folders), ""), any(again)
         return Path(folder) if folder else None
