@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +13,12 @@ from typing import Any
 import pytest
 
 from adloco.cli.alerts import Alerts
+from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cli.rank_processes import Machines
 from adloco.cli.train import RESTARTS, Train, _FailureCount
 from adloco.cli.train_here import _Process
+from adloco.cli.training_loop import Training
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.errors import RANK_FAILURE, RankFailureError, exit_code
@@ -44,6 +48,28 @@ def test_it_begins_a_run_resumes_it_and_ends_with_it(
     assert main(again) == 0
     assert "has spent its budget already" in capsys.readouterr().out
     assert numbers_of(parts) == numbers_of(whole)
+
+
+def test_ranks_that_torchrun_starts_again_begin_no_other_run(
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--max-restarts repeats the line, which without a folder would train from the beginning."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    at = small.index("--run.folder")
+    nameless = [*small[:at], *small[at + 2 :], "--run.rounds", "1"]
+    assert main(["train", "diloco", *nameless]) == 2
+    assert "without --restart and --run.folder they would begin an" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    rounds = make_run("diloco", small).rounds()  # None has begun in that folder.
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    notify = ["--notify", f"tee -a {tmp_path / 'said'}"]
+    assert main(["train", "diloco", *small, "--restart", *notify]) == 0
+    assert "has recovered: torchrun has started the ranks again" in (tmp_path / "said").read_text()
 
 
 def test_a_longer_budget_is_not_another_recipe(
@@ -155,6 +181,29 @@ def test_a_machine_that_takes_its_parts_along_is_waited_for(
             process.resume(folder, [], "regroup")
         assert exit_code(error.value) == code
         assert regrouping.recovers == (number == 0), "they do not meet for it again and again"
+
+
+def test_a_rank_told_to_end_after_the_failure_of_another_says_which_one_it_was(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun tells it while it still finds that out."""
+
+    @contextmanager
+    def finds_out(*_: object, **__: object) -> Iterator[None]:
+        with pytest.raises(RuntimeError, match="connection closed"):
+            yield
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RankFailureError("rank 1 is gone")
+
+    def closed(self: Training, settings: object) -> int:
+        raise RuntimeError("connection closed")
+
+    monkeypatch.setattr("adloco.cli.train_here.process_group", finds_out)
+    monkeypatch.setattr(Training, "train", closed)
+    line = Train(words=[], recipe="diloco", settings=take_settings(small)[0])
+    process = _Process(line, RunSettings(), Alerts())
+    with pytest.raises(RankFailureError, match=r"rank 1 is gone; resume with: adloco train"):
+        process.train()
 
 
 @pytest.mark.nightly

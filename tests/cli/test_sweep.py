@@ -122,6 +122,8 @@ def test_the_states_of_runs(
     file.write_text(whole)
     with locked(run):
         assert find_runs(tmp_path)[0].state == "running"
+    (run / "summary.json").write_text(json.dumps(summary)[:50])
+    assert find_runs(tmp_path)[0].state == "damaged"
     (run / "summary.json").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:2]))

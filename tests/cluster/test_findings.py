@@ -97,6 +97,18 @@ def test_interfaces() -> None:
     text = "the way to the first machine leads through ib0 (10.1.0.5); set GLOO_SOCKET_IFNAME=ib0"
     check(findings.interface(elsewhere, 2), "warning", text)
     check(findings.interface(replace(elsewhere, machine=0), 2), "ok")
+    check(findings.interface(replace(OTHER, towards_first="127.0.0.1"), 2), "ok")  # Of one machine.
+
+
+def test_advice_for_the_first_machine_never_names_its_loopback() -> None:
+    """It reaches itself there, and the others do not reach it."""
+    first = replace(FACTS, address="127.0.0.1", towards_first="127.0.0.1", device="cpu")
+    one = replace(first, addresses={"lo": "127.0.0.1", "eth0": "10.0.0.5"})
+    resolved = "because the host name resolves to that; set GLOO_SOCKET_IFNAME=eth0 on node0"
+    check(findings.interface(one, 2), "problem", resolved)
+    named = replace(first, chosen={"GLOO_SOCKET_IFNAME": "lo"})
+    chosen = "because GLOO_SOCKET_IFNAME names it; set GLOO_SOCKET_IFNAME=NAME on node0"
+    check(findings.interface(named, 2), "problem", chosen)
 
 
 def test_a_port_that_is_taken() -> None:

@@ -20,10 +20,12 @@ from adloco.distributed.launch.launcher import (
     num_ranks,
     process_group,
     speaks_for_machine,
+    started_again,
     this_rank,
 )
+from adloco.distributed.launch.signals import told_to_end
 from adloco.distributed.messages import all_states
-from adloco.errors import RankFailureError
+from adloco.errors import RankFailureError, require
 from adloco.run.recovery import LostPartsError
 from adloco.run.restarted import begun_run, kept_values
 from adloco.run.saving import Copies
@@ -78,6 +80,8 @@ class _Process:
     """The failure from which the ranks that remain recover."""
     joined: bool = field(default=False, init=False)
     """True once this process has trained a part of the run."""
+    again: bool = field(default=False, init=False)
+    """True if torchrun has started the ranks of a machine again; known with --restart alone."""
 
     def __post_init__(self) -> None:
         self.ending = RankEnd(self.alerts)
@@ -113,7 +117,14 @@ class _Process:
                     regrouping=regrouping,
                     alerts=self.alerts,
                 )
-                code = training.train(given)
+                try:
+                    code = training.train(given)
+                except Exception:
+                    # It ends now. After the failure of a rank torchrun tells the others to end at
+                    # once, and they would end before they know, and say, which one it was.
+                    if not recovers:
+                        opened.enter_context(told_to_end(lambda number: None))
+                    raise
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None
@@ -154,11 +165,7 @@ class _Process:
             given = [*given, *self.regrouping.given()]
         kind = self.regrouping.kind() if self.regrouping else "resume"
         with working(console, "reading and tokenising text, building models ..."):
-            run = (
-                self.resume(folder, given, kind)
-                if folder
-                else TrainingRun.create(self.arguments.read_recipe(), copies=self.copies)
-            )
+            run = self.resume(folder, given, kind) if folder else self._begin()
         if restarted:
             recipe, file = self.arguments.read_recipe(), self.arguments.recipe or "adloco"
             run.notices += filter(None, [kept_values(recipe, read_values(file), run.recipe)])
@@ -167,12 +174,25 @@ class _Process:
         if self.failure:
             self.alerts.tell("recovered", f"{num_ranks()} ranks continue; {self.failure}")
             self.failure = ""
+        elif restarted and self.again and not run.finished:
+            self.alerts.tell("recovered", "torchrun has started the ranks again")
         if self.regrouping:
             self.regrouping.opened(run)
         if not self.joined and speaks_for_machine():
             say(open_console(trains=True), joined_line(run))
         self.joined = True
         return run, given
+
+    def _begin(self) -> TrainingRun:
+        """A new run; ValueError if it would train again what a failed start has trained."""
+        recipe = self.arguments.read_recipe()
+        require(
+            bool(recipe.run.folder) or not started_again(),
+            "torchrun has started the ranks again, and without --restart and --run.folder they "
+            "would begin another run; resume the one that failed (adloco runs lists it, if it had "
+            "begun) by adloco train --resume, and give both next time",
+        )
+        return TrainingRun.create(recipe, copies=self.copies)
 
     def resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
         """The run in a folder, resumed; RankFailureError if the ranks that remain after a failure
@@ -199,6 +219,8 @@ class _Process:
             return None
         recipe = self.arguments.read_recipe()
         folder = str(begun_run(recipe, trust_recipe=self.arguments.trust_recipe) or "")
+        self.again = started_again()
         if num_ranks() > 1:
-            folder = next(filter(None, all_states(folder)), "")
+            folders, again = zip(*all_states([folder, self.again]), strict=True)
+            folder, self.again = next(filter(None, folders), ""), any(again)
         return Path(folder) if folder else None

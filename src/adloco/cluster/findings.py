@@ -79,11 +79,12 @@ def devices(facts: Sequence[RankFacts]) -> Finding:
 def interface(facts: RankFacts, machines: int) -> Finding:
     """The network interface that a machine uses."""
     name = next((name for name, own in facts.addresses.items() if own == facts.address), "?")
-    right = next(
-        (name for name, own in facts.addresses.items() if own == facts.towards_first), None
-    )
-    advice = f"set {VARIABLES[0]}={right or 'NAME'}" + (
-        f" and {VARIABLES[1]}={right or 'NAME'}" if facts.device != "cpu" else ""
+    # The first machine reaches itself through its loopback, and no other machine does.
+    others = {key: own for key, own in facts.addresses.items() if not own.startswith(LOOPBACK)}
+    right = next((key for key, own in others.items() if own == facts.towards_first), None)
+    best = right or (next(iter(others)) if len(others) == 1 else "NAME")
+    advice = f"set {VARIABLES[0]}={best}" + (
+        f" and {VARIABLES[1]}={best}" if facts.device != "cpu" else ""
     )
     text = f"{facts.host}: gloo listens on {name} ({facts.address})"
     unknown = [chosen for chosen in facts.chosen.values() if chosen not in facts.addresses]
@@ -94,13 +95,13 @@ def interface(facts: RankFacts, machines: int) -> Finding:
         )
         return Finding("interface", "problem", text)
     if machines > 1 and facts.address.startswith(LOOPBACK):
-        text += (
-            ", where no other machine reaches it, because the host name resolves to that; "
-            f"{advice} on {facts.host}"
-        )
+        chosen = VARIABLES[0] in facts.chosen
+        why = f"{VARIABLES[0]} names it" if chosen else "the host name resolves to that"
+        text += f", where no other machine reaches it, because {why}; {advice} on {facts.host}"
         return Finding("interface", "problem", text)
-    # The first machine reaches itself by any of its addresses.
-    if facts.machine > 0 and facts.towards_first not in ("", facts.address):
+    # The first machine reaches itself by any of its addresses, and nodes of one machine each other.
+    here = facts.machine == 0 or facts.towards_first.startswith(LOOPBACK)
+    if not here and facts.towards_first not in ("", facts.address):
         text += (
             f", but the way to the first machine leads through {right or '?'} "
             f"({facts.towards_first}); {advice} if that is the faster network"

@@ -8,6 +8,7 @@ from adloco.config.settings import RunSettings
 from adloco.rules.outcome import ended_finite
 from adloco.run.budget import part_used
 from adloco.run.folder import CHECKPOINTS, RECIPE, SUMMARY, is_locked
+from adloco.run.json_files import read_json
 from adloco.run.records import METRICS, Records
 from adloco.run.starts import read_starts
 
@@ -73,4 +74,10 @@ def _interruptions(folder: Path) -> int | None:
 def _state(folder: Path, part: float) -> str:
     if is_locked(folder):
         return "running"
-    return "finished" if (folder / SUMMARY).is_file() else f"stopped at {part:.0%}"
+    if not (folder / SUMMARY).is_file():
+        return f"stopped at {part:.0%}"
+    try:
+        read_json(folder / SUMMARY)
+    except (ValueError, OSError):
+        return "damaged"
+    return "finished"

@@ -51,6 +51,11 @@ def this_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def started_again() -> bool:
+    """True if torchrun has started the ranks of this machine again, after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def speaks_for_machine() -> bool:
     """True for the first rank of a machine but the first one, whose terminal shows the view."""
     first_here = os.environ.get("LOCAL_RANK") == "0" and os.environ.get("GROUP_RANK") != "0"
