@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from adloco.config.recipe_text import named_settings
+from adloco.config.sections import WIRE_FORMATS
 from adloco.metrics import ROUND, TRAINER, Metric, Record, change_text, validation
 from adloco.options import options
 from adloco.report.readable import counted
@@ -57,8 +57,7 @@ def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
 
 def wire_name(run: TrainingRun) -> str:
     """The run's `wire.format`."""
-    name: str = named_settings(run.recipe)["wire.format"]
-    return name
+    return WIRE_FORMATS.name_of(type(run.recipe.wire))
 
 
 def event_texts(record: Record) -> list[str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adloco.algorithms.optimizers import OuterMean
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, read_values
 from adloco.config.recipe_text import defaults, named_settings
@@ -156,7 +157,7 @@ def method_of(recipe: Recipe) -> str:
 
 def sync_every_of(recipe: Recipe) -> float:
     """Mean H of a run; 1 if it changes nothing, because a lone worker becomes its own mean."""
-    alone = not recipe.syncs and named_settings(recipe)["outer.update"] == "mean"
+    alone = not recipe.syncs and isinstance(recipe.outer, OuterMean)
     return 1 if alone else recipe.mean_sync_every
 
 
