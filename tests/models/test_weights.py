@@ -283,6 +283,14 @@ def test_a_damaged_or_absent_file_is_refused(tmp_path: Path) -> None:
         builder(tmp_path, CAUSAL).whole()
 
 
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    """Without PEFT, transformers reads the weights as if there were none."""
+    save(tmp_path, "llama", CAUSAL)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has an adapter .* merge it into its model"):
+        builder(tmp_path, CAUSAL).whole()
+
+
 def test_fewer_layers_than_are_stored(tmp_path: Path) -> None:
     stored = save(tmp_path, "llama", CAUSAL)
     short = builder(tmp_path, CAUSAL, {"num_hidden_layers": 2}).whole()

@@ -1,5 +1,6 @@
 """What a plan considers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,11 @@ def test_all_that_was_measured_of_an_island_trains(tmp_path: Path) -> None:
         assert one.recipe.switch.max_micro_batch == 16
         assert smallest_worker_batch(one.recipe, cluster) == 2
     assert local.recipe.placement.replica_size == 2
-    (sharded,) = candidates(["diloco"], [*ONE, ("placement.shard_size", "2")], cluster)
-    assert sharded.recipe.placement.replica_size == 1
+    for ranks, shards, replicas in ((2, 1, 2), (2, 2, 1), (4, 2, 2), (4, 0, 1)):
+        island = replace(cluster, ranks=ranks)
+        (one,) = candidates(["diloco"], [*ONE, ("placement.shard_size", str(shards))], island)
+        assert one.recipe.placement.replica_size == replicas
+        assert ranks_of_island(one.recipe, island) == ranks
     own = tmp_path / "own.toml"
     for placement, ranks in (("shard_size = 2", 2), ("replica_size = 0", 2), ("shard_size = 4", 4)):
         own.write_text(f"[method]\nworkers_per_trainer = 8\n[placement]\n{placement}\n")

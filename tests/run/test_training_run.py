@@ -556,6 +556,18 @@ def test_evaluate_agrees_with_the_run(
     assert "over 160 tokens" in capsys.readouterr().out
 
 
+def test_evaluate_says_which_rows_it_left_out(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "single", *small, "--data.bad_rows", "skip"]) == 0
+    rows = [{"text": "alpha beta " * 20}, {"text": ""}, {"text": None}]
+    (tmp_path / "other.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    capsys.readouterr()
+    other = ["--data.path", str(tmp_path / "other.jsonl")]
+    assert main(["evaluate", str(tmp_path / "run"), *other]) == 0
+    assert "2 of 3 rows were left out" in capsys.readouterr().out
+
+
 def test_report_can_be_drawn_again(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,6 +241,8 @@ def test_rows_left_out_of_both_splits_are_counted(tmp_path: Path) -> None:
         .skipped()
         .startswith("3 of 23 rows were left out")
     )
+    alone = TaskData(one, EvaluationSettings(), everything=True)
+    assert ClassificationSettings().open(alone).skipped().startswith("3 of 9 rows were left out")
 
 
 def test_a_resumed_run_pads_as_it_did(

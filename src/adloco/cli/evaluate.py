@@ -24,7 +24,7 @@ class Evaluate(ModelCommand):
             from adloco.run.trained import evaluate  # It imports torch.
 
             recipe = trained.stored.recipe
-            measured, count = evaluate(trained, self.path, self.windows)
+            measured, count, amiss = evaluate(trained, self.path, self.windows)
         console.print(f"trainer {trained.trainer} of {trained.stored.checkpoint}", soft_wrap=True)
         numbers = [
             f"{measure.label} {measure.text(measured[measure.name])} {measure.unit.name}".rstrip()
@@ -32,4 +32,6 @@ class Evaluate(ModelCommand):
             if measure.name in measured
         ]
         console.print(f"{', '.join(numbers)}, over {count:,} {recipe.task.counted}", soft_wrap=True)
+        if amiss:
+            console.print(amiss, style="bold", soft_wrap=True)
         return 0

@@ -20,9 +20,12 @@ from torch import nn
 
 from adloco.distributed.messages import as_bytes
 from adloco.distributed.parallel.layers import blocks
+from adloco.errors import require
 from adloco.hub_access import hub_asked
 from adloco.models.transformers_versions import has_extra_files, known_changes
 
+ADAPTER = "adapter_config.json"
+"""File beside an adapter of PEFT."""
 DIGEST_ELEMENTS = 256
 """Number of first elements of each tensor that enter the digest of weights."""
 
@@ -92,16 +95,25 @@ def find_weights(
         model: The model, without memory.
         must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
             tensor are refused.
+
+    Raises:
+        ValueError: They have an adapter.
     """
     if model._get_dtype_plan(dtype):
         return StoredWeights(only_whole="some stay in float32")
     try:
         with hub_asked(name):
-            files = _files(name, model.config)
+            adapted, files = _find(name, ADAPTER), _files(name, model.config)
     except Exception as error:
         # Hub clients raise errors of many kinds. from_pretrained then fails in the same way, and
         # its caller reports that.
         return StoredWeights(only_whole=type(error).__name__)
+    # Without PEFT, transformers would load the model that is under it; with PEFT, freeze all.
+    require(
+        not adapted,
+        f"model.name {name!r} has an adapter ({ADAPTER}), which cannot be trained here; merge it "
+        "into its model (PEFT's merge_and_unload, then save_pretrained) and give that folder",
+    )
     try:
         places, reason = _places(model, files)
     except (OSError, SafetensorError, ImportError) as error:
@@ -132,24 +144,28 @@ def _files(name: str, config: Any) -> list[str]:
     """Paths of a model's safetensors files, downloaded if necessary; empty if transformers would
     read other files, or more.
     """
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import get_checkpoint_shard_files
-
-    def find(file: str) -> str | None:
-        found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        return found
 
     special = (
         getattr(config, "quantization_config", None)
         or getattr(config, "transformers_weights", None)
         or has_extra_files(config)
     )
-    if special or find("adapter_config.json"):
+    if special:
         return []
-    if single := find(SAFE_WEIGHTS_NAME):
+    if single := _find(name, SAFE_WEIGHTS_NAME):
         return [single]
-    index = find(SAFE_WEIGHTS_INDEX_NAME)
+    index = _find(name, SAFE_WEIGHTS_INDEX_NAME)
     return list(get_checkpoint_shard_files(name, index)[0]) if index else []
+
+
+def _find(name: str, file: str) -> str | None:
+    """Path of a file of a model, downloaded if necessary; None if the model has none."""
+    from transformers.utils import cached_file
+
+    found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    return found
 
 
 def _places(model: Any, files: list[str]) -> tuple[dict[str, tuple[str, str]], str]:

@@ -149,10 +149,10 @@ def _on_cluster(
     if refused or not _shards_fit(first, cluster):
         return None
     shape = first.placement
-    given = {"placement.replica_size", "placement.shard_size"} & point.keys()
-    alone = not given and shape.replica_size == shape.shard_size == 1
-    if alone and cluster.ranks > 1 and not first.data_parallel:
-        first = replace(first, placement=replace(first.placement, replica_size=cluster.ranks))
+    copies, rest = divmod(cluster.ranks, shape.shard_size or cluster.ranks or 1)
+    alone = "placement.replica_size" not in point and shape.replica_size == 1
+    if alone and copies > 1 and not rest and not first.data_parallel:
+        first = replace(first, placement=replace(shape, replica_size=copies))
     if point.get("switch.max_micro_batch", "auto") == "auto":
         ranks = ranks_of_island(first, cluster)
         # A run refuses micro-batches that are too small for what its batch rule compares.

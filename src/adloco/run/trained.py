@@ -128,7 +128,7 @@ def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
 
 def evaluate(
     trained: Trained, path: str | None, windows: int | None
-) -> tuple[dict[str, float], int]:
+) -> tuple[dict[str, float], int, str]:
     """Evaluate a model.
 
     Args:
@@ -137,7 +137,8 @@ def evaluate(
             training.
 
     Returns:
-        Each measure by name, and the number of tokens or texts that it averages over.
+        Each measure by name, the number of tokens or texts that it averages over, and a sentence
+        about what was left out of the text at `path`; empty if nothing was.
 
     Raises:
         ValueError: The data cannot be evaluated, or is not counted in windows.
@@ -161,7 +162,8 @@ def evaluate(
     *sums, count = task.measure(
         trained.model, next(trained.model.parameters()).device, recipe.switch.b_max
     )
-    return recipe.task.measured([total / count for total in sums]), int(count)
+    amiss = "" if path is None else task.skipped()
+    return recipe.task.measured([total / count for total in sums]), int(count), amiss
 
 
 def continued(

@@ -86,7 +86,8 @@ class Classification:
         return None
 
     def skipped(self) -> str:
-        rows = len(self.train) + len(self.validation) + self.bad_rows.total()
+        texts = len(self.validation) + self.trains * len(self.train)
+        rows = texts + self.bad_rows.total()
         said = [left_out(self.bad_rows, rows)]
         if unseen := {*self.validation.labels.tolist()} - {*self.train.labels.tolist()}:
             said.append(f"no text to train on has class {min(unseen)}, of some to validate on")
