@@ -171,6 +171,19 @@ def test_the_random_numbers_of_the_caller_go_on(settings: dict[str, Any]) -> Non
     assert torch.equal(torch.cat([before, after]), torch.cat([torch.randn(4), torch.randn(4)]))
 
 
+def test_a_run_within_another_one_is_refused(settings: dict[str, Any]) -> None:
+    """As one in another thread is: both would seed the random numbers of the process."""
+
+    def trains(model: Any, batch: Any) -> torch.Tensor:
+        adloco.train("diloco", problem=a_problem(), **settings)
+        return squared_error(model, batch)
+
+    with pytest.raises(ValueError, match=r"^another adloco\.train trains in this process"):
+        adloco.train("diloco", problem=a_problem(loss_fn=trains), **settings)
+    assert not settings["folder"].exists()
+    adloco.train("diloco", problem=a_problem(), **settings)
+
+
 def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
     model = nn.Linear(3, 1)
     with pytest.raises(ValueError, match=r"^problem\.build_model must make a new model each time"):
@@ -181,6 +194,19 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="gives nan for the first validation batch"):
         nan = [(X[:2], torch.full((2,), math.nan))]
         adloco.train("diloco", problem=a_problem(validation=nan), **settings)
+    for loss, kind in (
+        (lambda model, batch: batch[1], r"a tensor of shape \[20\]"),
+        (print, "NoneT"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"^loss_fn must return the mean loss of .* got {kind}"
+        ):
+            adloco.train("diloco", problem=a_problem(loss_fn=loss), **settings)
+    with pytest.raises(
+        ValueError, match="^build_model returned a model without values in weight, b"
+    ):
+        meta = a_problem(build_model=lambda: nn.Linear(3, 1, device="meta"))
+        adloco.train("diloco", problem=meta, **settings)
     with pytest.raises(ValueError, match="data has 4 streams, but there are 6 workers"):
         adloco.train("diloco", problem=a_problem(), **settings, **{WORKERS: 6})
     with pytest.raises(ValueError, match=r"^model\.dtype and model\.gradient_checkpointing do not"):

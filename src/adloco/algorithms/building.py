@@ -114,6 +114,12 @@ def build_workers(
     model = problem.build_model()
     check_memory(model)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
+    empty = [name for name, each in written_tensors(model).items() if each.is_meta]
+    require(
+        problem.fill is not None or not empty,
+        f"build_model returned a model without values in {', '.join(empty)}: build it outside of "
+        "torch.device('meta'), or fill it",
+    )
     with own_random_numbers():
         models = [model, *(problem.build_model() for _ in here[1:])]
     check_alike(dict(zip(here, models, strict=True)), {}, placement)

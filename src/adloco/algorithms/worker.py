@@ -354,7 +354,7 @@ class Worker:
             first = self.position + offset
             dropout = own_dropout(execution.seed, self.stream, first, device)
         with dropout, autocast(device, execution.autocast):
-            loss = _mean_loss(self._loss_fn(self.engine.forward, batch)) * share
+            loss = checked_loss(self._loss_fn(self.engine.forward, batch), trains=True) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -426,11 +426,14 @@ class Worker:
             copy_all(state["buffers"], self.replica.buffers)
 
 
-def _mean_loss(found: Any) -> Tensor:
-    """What a loss function has returned; ValueError unless gradients can be computed from it."""
+def checked_loss(found: Any, *, trains: bool) -> Tensor:
+    """What a loss function has returned; ValueError unless it is one number.
+
+    trains: True if gradients must be computed from it.
+    """
     kind = type(found).__name__
     if isinstance(found, Tensor):
-        if found.requires_grad and found.numel() == 1:
+        if found.numel() == 1 and (found.requires_grad or not trains):
             return found
         kind = f"a tensor of shape {[*found.shape]}"
     raise ValueError(

@@ -1,8 +1,10 @@
 """`adloco.train`: a recipe trained in this process, as `adloco train` trains it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, overload
 
 from adloco.algorithms.method import Problem
@@ -17,6 +19,9 @@ from adloco.distributed.launch.launcher import num_ranks
 from adloco.distributed.launch.local_ranks import INTERRUPTED
 from adloco.errors import require
 from adloco.run.training_run import TrainingRun
+
+TRAINING = Lock()
+"""Held while a run trains: runs at once would draw from the same random numbers of torch."""
 
 
 @overload
@@ -73,7 +78,8 @@ def train(
         The run in its folder, with its records, summary, model and tokenizer.
 
     Raises:
-        ValueError: A setting cannot work; the message is that of `adloco train`.
+        ValueError: A setting cannot work; the message is that of `adloco train`. Or another thread
+            trains a run.
         KeyboardInterrupt: Ctrl+C; the run has saved, and can be resumed.
     """
     require(
@@ -99,7 +105,7 @@ def train(
     given = {name: value for name, value in arguments.items() if value is not None}
     named = list(_by_name(given, settings).items())
     console = open_console(trains=True)
-    with own_random_numbers():  # The run seeds torch, from which its caller may go on drawing.
+    with _alone(), own_random_numbers():  # The run seeds torch, whose numbers its caller draws.
         with working(console, "reading and tokenising text, building models ..."):
             run = (
                 TrainingRun.resume(Path(resume), named, problem=problem, trust_recipe=trust_recipe)
@@ -116,6 +122,20 @@ def train(
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"saved; resume with {again}")
     return TrainedRun(run.folder, problem=problem, trust_recipe=trust_recipe)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A context of one run at a time; ValueError if there is one already."""
+    require(
+        TRAINING.acquire(blocking=False),
+        "another adloco.train trains in this process, and both would seed the same random numbers; "
+        "call it after the other has ended, or in a process of its own",
+    )
+    try:
+        yield
+    finally:
+        TRAINING.release()
 
 
 def _data_setting(data: str | Path | None) -> str:

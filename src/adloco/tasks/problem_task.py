@@ -106,6 +106,7 @@ class ProblemTask:
     ) -> list[float]:
         import torch
 
+        from adloco.algorithms.worker import checked_loss
         from adloco.distributed.device import to_device
 
         batches, total, count = self._problem.validation, 0.0, 0
@@ -114,7 +115,8 @@ class ProblemTask:
             index = begin + part
             batch = to_device(batches[index % len(batches)], device)
             with torch.no_grad():
-                loss = float(self._problem.loss_fn(model, batch))
+                found = self._problem.loss_fn(model, batch)
+            loss = found if isinstance(found, float) else float(checked_loss(found, trains=False))
             if index < len(batches):
                 total, count = total + loss, count + 1
         return [total, count]
