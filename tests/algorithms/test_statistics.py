@@ -136,7 +136,9 @@ def test_statistics_do_not_change_the_training() -> None:
     trains_as_without(NormTest())
 
 
-@pytest.mark.parametrize("groups", [2, 3, 8])
+@pytest.mark.parametrize(
+    "groups", [3, *(pytest.param(groups, marks=pytest.mark.nightly) for groups in (2, 8))]
+)
 def test_expectation_on_a_language_model(groups: int) -> None:
     """Mean over 300 random batches of 8 from a finite corpus (drawn with replacement): E[S^] = S
     and E[G2^] = |G|^2 of per-sample truth.

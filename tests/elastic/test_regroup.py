@@ -398,6 +398,7 @@ def test_workers_go_with_ranks_that_trained_them(
     assert found == dropped
 
 
+@pytest.mark.nightly
 def test_ranks_that_all_live_and_fail_each_time_do_not_meet_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

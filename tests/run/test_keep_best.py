@@ -32,7 +32,7 @@ def kept(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.nightly), 100])
 def test_a_run_that_gets_worse_and_is_killed(
     every: int, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ POINTS = {
     "the summary": ("adloco.run.training_run:summarise", 1),
 }
 """Where a run in one process is killed: a function, and at which call of it."""
-IN_SUITE = ("an inner step", "a fragment is received", "a merge", "between two files of a part")
+IN_SUITE = ("a fragment is received", "a merge", "between two files of a part")
 
 
 def words(corpus: Path, folder: Path) -> list[str]:

@@ -126,7 +126,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     "name",
     cases(
         {name: (name,) for name in shipped_recipes() if name not in FROM_THE_HUB},
-        default=("adloco", "ddp-norm", "diloco"),
+        default=("adloco", "ddp-norm"),
     ),
 )
 def test_every_shipped_recipe_runs_and_learns(name: str, small: list[str], tmp_path: Path) -> None:

@@ -343,6 +343,7 @@ def test_a_model_that_sees_what_it_predicts_is_refused(
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
 )

@@ -111,9 +111,8 @@ def test_shards_are_refused_and_replicas_run() -> None:
     assert run_on_ranks(refused, 2, 1, 2) == ["", ""]
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param("inner-product", marks=pytest.mark.nightly), "augmented"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("rule", ["inner-product", "augmented"])
 def test_a_recipe_runs_and_learns(rule: str, small: list[str], tmp_path: Path) -> None:
     assert main(["train", "adloco", *small, "--run.tokens", "8000", "--batch.rule", rule]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
