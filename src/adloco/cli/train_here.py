@@ -77,11 +77,9 @@ class _Process:
     regrouping: "Regrouping | None" = None
     copies: Copies | None = None
     failure: str = field(default="", init=False)
-    """The failure from which the ranks that remain recover."""
+    """The failure from which the ranks recover; empty if there was none."""
     joined: bool = field(default=False, init=False)
     """True once this process has trained a part of the run."""
-    again: bool = field(default=False, init=False)
-    """True if torchrun has started the ranks of a machine again; known with --restart alone."""
 
     def __post_init__(self) -> None:
         self.ending = RankEnd(self.alerts)
@@ -172,10 +170,9 @@ class _Process:
         self.ending.run, self.ending.folder = run, run.folder
         self.alerts.about = str(run.folder)
         if self.failure:
-            self.alerts.tell("recovered", f"{num_ranks()} ranks continue; {self.failure}")
+            said = f"{self.failure}; ranks that continue: {num_ranks()}"
+            self.alerts.tell("recovered", said)
             self.failure = ""
-        elif restarted and self.again and not run.finished:
-            self.alerts.tell("recovered", "torchrun has started the ranks again")
         if self.regrouping:
             self.regrouping.opened(run)
         if not self.joined and speaks_for_machine():
@@ -218,9 +215,9 @@ class _Process:
         if not self.arguments.restart:
             return None
         recipe = self.arguments.read_recipe()
-        folder = str(begun_run(recipe, trust_recipe=self.arguments.trust_recipe) or "")
-        self.again = started_again()
-        if num_ranks() > 1:
-            folders, again = zip(*all_states([folder, self.again]), strict=True)
-            folder, self.again = next(filter(None, folders), ""), any(again)
+        mine = str(begun_run(recipe, trust_recipe=self.arguments.trust_recipe) or "")
+        folders, again = zip(*all_states([mine, started_again()]), strict=True)
+        folder = next(filter(None, folders), "")
+        if folder and any(again):
+            self.failure = "torchrun has started the ranks again"
         return Path(folder) if folder else None

@@ -99,8 +99,6 @@ def find_weights(
     Raises:
         ValueError: They have an adapter.
     """
-    if model._get_dtype_plan(dtype):
-        return StoredWeights(only_whole="some stay in float32")
     try:
         with hub_asked(name):
             adapted, files = _find(name, ADAPTER), _files(name, model.config)
@@ -114,6 +112,8 @@ def find_weights(
         f"model.name {name!r} has an adapter ({ADAPTER}), which cannot be trained here; merge it "
         "into its model (PEFT's merge_and_unload, then save_pretrained) and give that folder",
     )
+    if model._get_dtype_plan(dtype):
+        return StoredWeights(only_whole="some stay in float32")
     try:
         places, reason = _places(model, files)
     except (OSError, SafetensorError, ImportError) as error:

@@ -150,8 +150,9 @@ def _on_cluster(
         return None
     shape = first.placement
     copies, rest = divmod(cluster.ranks, shape.shard_size or cluster.ranks or 1)
-    alone = "placement.replica_size" not in point and shape.replica_size == 1
-    if alone and copies > 1 and not rest and not first.data_parallel:
+    asked = "placement.replica_size" in point or shape.replica_size != 1
+    # What was measured of an island is that of all its ranks.
+    if copies > 1 and not (asked or rest or first.data_parallel):
         first = replace(first, placement=replace(shape, replica_size=copies))
     if point.get("switch.max_micro_batch", "auto") == "auto":
         ranks = ranks_of_island(first, cluster)
