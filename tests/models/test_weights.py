@@ -288,9 +288,9 @@ def test_an_adapter_beside_the_weights_is_refused(
     in_float32: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without PEFT, transformers reads the weights as if there were none."""
-    kind = getattr(transformers, CAUSAL)
-    monkeypatch.setattr(kind, "_get_dtype_plan", lambda self, dtype: in_float32)
     save(tmp_path, "llama", CAUSAL)
+    llama = transformers.LlamaForCausalLM
+    monkeypatch.setattr(llama, "_get_dtype_plan", lambda self, dtype: in_float32)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="has an adapter .* merge it into its model"):
         builder(tmp_path, CAUSAL).whole()
