@@ -307,6 +307,10 @@ def test_refusal() -> None:
         DiLoCo(linear(), outer=None, sync_every=1, num_workers=0)
     with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
         DiLoCo(linear(), outer=None, sync_every=2.5)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match="^a model has no values in weight, bias: build it outside"
+    ):
+        DiLoCo([linear(), linear().to("meta")], outer=None, sync_every=1)
     with pytest.raises(ValueError, match="models must have parameters that require gradients"):
         DiLoCo(linear().requires_grad_(False), outer=None, sync_every=1)
     with pytest.raises(

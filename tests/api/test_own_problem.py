@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
         ):
             adloco.train("diloco", problem=a_problem(loss_fn=loss), **settings)
     with pytest.raises(
-        ValueError, match="^build_model returned a model without values in weight, b"
+        ValueError, match="^a model has no values in weight, bias: build it outside of torch"
     ):
         meta = a_problem(build_model=lambda: nn.Linear(3, 1, device="meta"))
         adloco.train("diloco", problem=meta, **settings)

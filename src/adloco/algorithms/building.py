@@ -7,7 +7,12 @@ from torch import nn
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
-from adloco.algorithms.model_state import check_apart, check_memory, copy_all
+from adloco.algorithms.model_state import (
+    check_apart,
+    check_filled,
+    check_memory,
+    copy_all,
+)
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.replica_checks import check_alike
@@ -114,12 +119,8 @@ def build_workers(
     model = problem.build_model()
     check_memory(model)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
-    empty = [name for name, each in written_tensors(model).items() if each.is_meta]
-    require(
-        problem.fill is not None or not empty,
-        f"build_model returned a model without values in {', '.join(empty)}: build it outside of "
-        "torch.device('meta'), or fill it",
-    )
+    if problem.fill is None:
+        check_filled(model)
     with own_random_numbers():
         models = [model, *(problem.build_model() for _ in here[1:])]
     check_alike(dict(zip(here, models, strict=True)), {}, placement)

@@ -12,6 +12,7 @@ from adloco.algorithms.method import OuterMemory, Syncing
 from adloco.algorithms.model_state import (
     Replica,
     check_apart,
+    check_filled,
     copy_all,
     share_memory,
     state_buffers,
@@ -114,6 +115,8 @@ class DiLoCo:
         first = self.models[0]
         params = trainable(first)
         require(bool(params), "models must have parameters that require gradients, and have none")
+        for model in self.models:
+            check_filled(model)
         check_apart(self.models)
         fragments = self._syncing.streaming.cut(layers(first), sync_every)
         require(

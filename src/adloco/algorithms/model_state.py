@@ -12,7 +12,7 @@ from adloco.algorithms.method import OuterMemory
 from adloco.algorithms.optimizer_state import float_states
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm
-from adloco.distributed.parallel.layers import repeats
+from adloco.distributed.parallel.layers import repeats, written_tensors
 from adloco.errors import NonFiniteLossError, require
 
 LARGEST = 1e37
@@ -163,6 +163,16 @@ def check_apart(models: Iterable[nn.Module]) -> None:
         not share_memory(trainable(model).values() for model in models),
         "models of two workers have a trainable parameter in common, or two in one memory, so they "
         "could not train apart; give each worker a copy (copy.deepcopy, or .clone() of a tensor)",
+    )
+
+
+def check_filled(model: nn.Module) -> None:
+    """Raise ValueError if parameters or buffers have no values."""
+    empty = [name for name, each in written_tensors(model).items() if each.is_meta]
+    require(
+        not empty,
+        f"a model has no values in {', '.join(empty)}: build it outside of torch.device('meta'), "
+        "or fill it",
     )
 
 

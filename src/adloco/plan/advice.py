@@ -81,7 +81,7 @@ def _departure(found: Prediction) -> tuple[float, ...]:
 
 def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
     """The predictions that no other beats in seconds, bytes, tokens and loss (if it is predicted)
-    at once, by rising seconds.
+    at once, by rising seconds; of equal ones the first.
     """
 
     def costs(one: Prediction) -> tuple[float, ...]:
