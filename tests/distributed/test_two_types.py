@@ -67,6 +67,28 @@ def test_means_of_several_types_on_ranks(ranks: int) -> None:
     assert run_on_ranks(means_on_ranks, ranks) == [expected] * ranks
 
 
+SENT = (*TYPES, torch.float8_e4m3fn, torch.bool, torch.int16, torch.uint16, torch.complex64)
+
+
+def sent_to_ranks(workers: int, replicas: int) -> list[list[complex]]:
+    placement = place(workers, torch.device("cpu"), replica_size=replicas)
+    (here,) = placement.local(range(workers))
+    tensors = [torch.tensor([0, here == 0, 1]).to(dtype) for dtype in SENT]
+    received = placement.comm(range(workers)).broadcast(tensors, 0, range(1, workers))
+    assert [tensor.dtype for tensor in received] == [*SENT]
+    return [tensor.to(torch.complex64).tolist() for tensor in received]
+
+
+@pytest.mark.parametrize(
+    ("workers", "replicas"), cases({"workers": (2, 1), "DDP": (2, 2)}, ["DDP"])
+)
+def test_a_worker_s_tensors_of_any_type_reach_others(workers: int, replicas: int) -> None:
+    """Those of frozen weights in 8 bits, for instance, which gloo does not know."""
+    expected = [[0, 1, 1]] * len(SENT)
+    ranks = workers * replicas
+    assert run_on_ranks(sent_to_ranks, ranks, workers, replicas) == [expected] * ranks
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_type_is_sent_as_if_it_were_alone(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
