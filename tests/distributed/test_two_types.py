@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
-from adloco import InnerAdamW, Int4, MergeFates, MergeSmallest, OuterMemory
+from adloco import DiLoCo, InnerAdamW, Int4, MergeFates, MergeSmallest, OuterMemory
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.launch.launcher import place
@@ -87,6 +88,26 @@ def test_a_worker_s_tensors_of_any_type_reach_others(workers: int, replicas: int
     expected = [[0, 1, 1]] * len(SENT)
     ranks = workers * replicas
     assert run_on_ranks(sent_to_ranks, ranks, workers, replicas) == [expected] * ranks
+
+
+def parts_on_ranks(diloco: bool) -> list[list[float]]:
+    placement = place(2, torch.device("cpu"))
+    (here,) = placement.local(range(2))
+    own = torch.full((3,), here + 1.0)
+    model = nn.Linear(2, 1)
+    model.quantised = nn.Parameter(TwoTensor(own, 10 * own), requires_grad=False)
+    if diloco:
+        DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
+    else:
+        placement.broadcast_model(model)
+    weight: Any = model.quantised
+    return [weight.a.tolist(), weight.b.tolist()]
+
+
+@pytest.mark.parametrize("diloco", [True, False])
+def test_the_parts_of_a_frozen_weight_are_those_of_the_first_worker(diloco: bool) -> None:
+    """Such as the integers and the scales of a quantised one, which is one tensor to torch."""
+    assert run_on_ranks(parts_on_ranks, 2, diloco) == [[[1.0] * 3, [10.0] * 3]] * 2
 
 
 @pytest.mark.parametrize("name", FORMATS)

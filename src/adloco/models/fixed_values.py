@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from adloco.distributed.parallel.layers import plain_parts
+
 FIXED = "fixed.json"
 SHOWN = 4
 """First values of each tensor that are compared; runs of before have no others."""
@@ -28,9 +30,10 @@ def fixed_values(model: nn.Module) -> Values:
     state = model.state_dict().keys()
     frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
     unsaved = [(name, each) for name, each in model.named_buffers() if name not in state]
+    parts = (part for each in (*frozen, *unsaved) for part in plain_parts(*each))
     return {
         name: _shown(each.detach().flatten())
-        for name, each in (*frozen, *unsaved)
+        for name, each in parts
         if each.layout == torch.strided
     }
 
