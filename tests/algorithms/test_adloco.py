@@ -902,6 +902,14 @@ def test_a_stop_before_a_state_is_loaded_does_not_stop_what_follows() -> None:
     assert run.round() is not None
 
 
+def test_a_state_of_another_rank_than_the_first_is_refused() -> None:
+    run = make_run()
+    parts = run.state_dict()
+    del parts["run"]  # Which rank 0 alone has.
+    with pytest.raises(ValueError, match="save state_dict.. on rank 0, where it is complete"):
+        run.load_state_dict(parts)
+
+
 def test_a_state_is_continued_with_the_rates_of_the_new_run() -> None:
     """Without a schedule, too: the rate that is reported is the one that is used."""
     first = make_run(inner=adamw(1e-2), outer=outer_sgd(0.7, 0.9))

@@ -389,7 +389,7 @@ def test_all_that_a_run_will_send_has_the_final_mean(rule: str, small: list[str]
 
 def test_trainers_of_one_worker_that_never_merge_send_nothing(run: TrainingRun) -> None:
     run.recipe = replace(run.recipe, merge=NoMerge())
-    assert opening_lines(run)[2].startswith("nothing is sent: each trainer has one worker")
+    assert opening_lines(run)[2].startswith("no parameters are sent: each trainer has one worker")
 
 
 def test_the_sample_is_the_same_each_time_and_leaves_random_numbers_alone(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
-from adloco import InnerAdamW, Int4, MergeFates, MergeSmallest, OuterMemory
+from adloco import DiLoCo, InnerAdamW, Int4, MergeFates, MergeSmallest, OuterMemory
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.launch.launcher import place
@@ -65,6 +66,48 @@ def means_on_ranks() -> list[list[float]]:
 def test_means_of_several_types_on_ranks(ranks: int) -> None:
     expected = [[10.0 * k + 1.5] * (5 + k) for k in range(8)]
     assert run_on_ranks(means_on_ranks, ranks) == [expected] * ranks
+
+
+SENT = (*TYPES, torch.float8_e4m3fn, torch.bool, torch.int16, torch.uint16, torch.complex64)
+
+
+def sent_to_ranks(workers: int, replicas: int) -> list[list[complex]]:
+    placement = place(workers, torch.device("cpu"), replica_size=replicas)
+    (here,) = placement.local(range(workers))
+    tensors = [torch.tensor([0, here == 0, 1]).to(dtype) for dtype in SENT]
+    received = placement.comm(range(workers)).broadcast(tensors, 0, range(1, workers))
+    assert [tensor.dtype for tensor in received] == [*SENT]
+    return [tensor.to(torch.complex64).tolist() for tensor in received]
+
+
+@pytest.mark.parametrize(
+    ("workers", "replicas"), cases({"workers": (2, 1), "DDP": (2, 2)}, ["DDP"])
+)
+def test_a_worker_s_tensors_of_any_type_reach_others(workers: int, replicas: int) -> None:
+    """Those of frozen weights in 8 bits, for instance, which gloo does not know."""
+    expected = [[0, 1, 1]] * len(SENT)
+    ranks = workers * replicas
+    assert run_on_ranks(sent_to_ranks, ranks, workers, replicas) == [expected] * ranks
+
+
+def parts_on_ranks(diloco: bool) -> list[list[float]]:
+    placement = place(2, torch.device("cpu"))
+    (here,) = placement.local(range(2))
+    own = torch.full((3,), here + 1.0)
+    model = nn.Linear(2, 1)
+    model.quantised = nn.Parameter(TwoTensor(own, 10 * own), requires_grad=False)
+    if diloco:
+        DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
+    else:
+        placement.broadcast_model(model)
+    weight: Any = model.quantised
+    return [weight.a.tolist(), weight.b.tolist()]
+
+
+@pytest.mark.parametrize("diloco", [True, False])
+def test_the_parts_of_a_frozen_weight_are_those_of_the_first_worker(diloco: bool) -> None:
+    """Such as the integers and the scales of a quantised one, which is one tensor to torch."""
+    assert run_on_ranks(parts_on_ranks, 2, diloco) == [[[1.0] * 3, [10.0] * 3]] * 2
 
 
 @pytest.mark.parametrize("name", FORMATS)

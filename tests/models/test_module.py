@@ -39,6 +39,17 @@ class Fixed(Twice):
         self.register_buffer("masked", torch.tensor([torch.nan, 1.0]), persistent=False)
 
 
+class Positions(Twice):
+    """With a table of complex numbers, whose first row is the same for each base."""
+
+    def __init__(self, vocab_size: int, base: int) -> None:
+        super().__init__(vocab_size)
+        angles = torch.outer(torch.arange(64), torch.tensor(float(base)) ** -torch.arange(8))
+        table = torch.polar(torch.ones_like(angles), angles)
+        self.table: torch.Tensor
+        self.register_buffer("table", table, persistent=False)
+
+
 def not_a_module(vocab_size: int) -> int:
     return vocab_size
 
@@ -91,6 +102,19 @@ def test_values_that_no_run_saves_are_built_again_alike(tmp_path: Path) -> None:
         assert ("module.frozen of the model is another one than when" in said) == bool(elsewhere)
     builder("Twice").save_config(tmp_path / "none")
     assert not changed_fixed(not_a_module, tmp_path / "none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_complex_numbers_stay_as_they_are(dtype: str) -> None:
+    built = builder("Positions", dtype=dtype, base=3)()
+    assert dict(built.named_buffers())["module.table"].equal(Positions(5, base=3).table)
+
+
+def test_a_table_is_compared_beyond_its_first_row(tmp_path: Path) -> None:
+    builder("Positions", base=3).save_config(tmp_path)
+    for base in (3, 2):
+        said = changed_fixed(builder("Positions", base=base), tmp_path)
+        assert ("module.table of the model is another one" in said) == (base == 2)
 
 
 def test_refusals() -> None:

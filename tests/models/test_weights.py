@@ -283,6 +283,12 @@ def test_a_damaged_or_absent_file_is_refused(tmp_path: Path) -> None:
         builder(tmp_path, CAUSAL).whole()
 
 
+def test_a_head_for_other_classes_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "bert", CLASSIFIER, num_labels=5)
+    with pytest.raises(ValueError, match="a head among them must have 3 classes, as here"):
+        builder(tmp_path, CLASSIFIER, {"num_labels": 3}).whole()
+
+
 @pytest.mark.parametrize("in_float32", [{}, {"lm_head": torch.float32}])
 def test_an_adapter_beside_the_weights_is_refused(
     in_float32: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

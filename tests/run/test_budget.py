@@ -125,7 +125,7 @@ def test_a_budget_of_unusual_size_is_noticed(
     told = capsys.readouterr().out
     notices = json.loads((tmp_path / "long" / "environment.json").read_text())["notices"]
     assert [notice.split(":")[0].split(", which")[0] for notice in notices] == [
-        "the budget is 5.0 times the text",
+        "run.tokens is 5.0 times the text",
         "the budget ends after 8 inner steps, within the first round of method.sync_every = 9",
     ]
     assert all(notice in told for notice in notices)

@@ -136,7 +136,7 @@ def test_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (tmp_path / "rows.jsonl").write_text(rows)
     sizes = (
         "{ hidden_size = 32, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = "
-        "64, max_position_embeddings = 32 }"
+        '64, max_position_embeddings = 32, problem_type = "multi_label_classification" }'
     )
     words = shlex.split(
         "--task.kind classification --model.source transformers --model.name bert "

@@ -301,7 +301,15 @@ class AdLoCo:
         """Continue from a `state_dict`, or from those of its entries that `local_parts` names.
 
         Call it on all ranks.
+
+        Raises:
+            ValueError: The state is not complete, or is that of another model.
         """
+        require(
+            RUN in state,
+            f"the state is not complete, it has no {RUN!r}; save state_dict() on rank 0, where it "
+            "is complete, and load that on all ranks",
+        )
         parts, saved = dict(state), state[RUN]
         parts[RUN] = of_workers(parts[RUN], self.method.living_workers)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))

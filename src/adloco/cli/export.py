@@ -22,7 +22,9 @@ class Export(ModelCommand):
     language: list[str] = argument([], "CODE,...")
     """Languages for the model card, as in en,de (default: none stated)."""
     labels: list[str] = argument([], "NAME,...")
-    """Names of a classifier's classes 0, 1, ... (default: LABEL_0, LABEL_1, ...)."""
+    """Names of a classifier's classes 0, 1, ... (default: those of model.name if it has as many
+    classes, else LABEL_0, LABEL_1, ...).
+    """
 
     def run(self) -> int:
         console = open_console()

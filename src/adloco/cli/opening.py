@@ -104,7 +104,7 @@ def _sent(run: TrainingRun) -> str:
     if sum(sizes) == 1:
         return ""
     if max(sizes) == 1 and not _merges(run):
-        return "nothing is sent: each trainer has one worker, and trainers do not merge"
+        return "no parameters are sent: each trainer has one worker, and trainers do not merge"
     syncing, parameters = recipe.syncing, run.algorithm.num_parameters
     shown = ROUND["bytes_communicated"].text
     each = bytes_per_value(syncing.wire) * parameters

@@ -114,10 +114,13 @@ class ModelBuilder:
                         output_loading_info=True,
                     )
             except Exception as error:
+                # Labels may have other classes than a stored head.
+                head = f" (a head among them must have {self.config.num_labels} classes, as here)"
                 raise ValueError(
                     f"the weights of model.name {self.weights!r} could not be loaded "
                     f"({type(error).__name__}); give a folder with weights or a hub name that can "
-                    "be reached, leave its sizes as they are, or set model.pretrained false"
+                    f"be reached, leave its sizes as they are{head * (not is_causal(self.head))}, "
+                    "or set model.pretrained false"
                 ) from error
         base = model.base_model_prefix
         missing = sorted(key for key in report["missing_keys"] if self._must_be_there(key, base))

@@ -8,27 +8,40 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from adloco.distributed.parallel.layers import plain_parts
 
 FIXED = "fixed.json"
 SHOWN = 4
-"""First values of each tensor that are compared."""
+"""First values of each tensor that are compared; runs of before have no others."""
+SPREAD = 16
+"""About as many more from all over it, because tables of positions, and masks, begin alike."""
 TOLERANCE = 1e-3
-"""Relative difference of values that another machine computes; 1e-6 for those near zero."""
+"""Relative difference of values that another machine computes; 1e-6 for those near zero, and after
+the first ones this share of the largest.
+"""
 Values = Mapping[str, Sequence[float]]
-"""The first values of each such tensor, by name."""
+"""Some values of each such tensor, by name."""
 
 
 def fixed_values(model: nn.Module) -> Values:
-    """The first values of each such tensor of a model that is not sparse."""
+    """Some values of each such tensor of a model that is not sparse."""
     state = model.state_dict().keys()
     frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
     unsaved = [(name, each) for name, each in model.named_buffers() if name not in state]
+    parts = (part for each in (*frozen, *unsaved) for part in plain_parts(*each))
     return {
-        name: each.flatten()[:SHOWN].double().tolist()
-        for name, each in (*frozen, *unsaved)
+        name: _shown(each.detach().flatten())
+        for name, each in parts
         if each.layout == torch.strided
     }
+
+
+def _shown(values: Tensor) -> list[float]:
+    shown = torch.cat([values[:SHOWN], values[:: len(values) // SPREAD | 1]])  # Not of one column.
+    parts = [shown.real, shown.imag] if shown.is_complex() else [shown]
+    return [value for part in parts for value in part.double().tolist()]
 
 
 def save_fixed(values: Values, folder: Path) -> None:
@@ -46,7 +59,7 @@ def changed_fixed(build: Callable[[], nn.Module], folder: Path) -> str:
         return ""
     saved, now = json.loads((folder / FIXED).read_text()), fixed_values(build())
     for name, values in saved.items():
-        if not all(map(_alike, values, now.get(name, [math.nan] * SHOWN))):
+        if name not in now or not _alike(values, now[name]):
             return (
                 f"the frozen parameter or buffer {name} of the model is another one than when the "
                 f"run in {folder.parent} began; draw it from torch, which has the run's seed then, "
@@ -55,6 +68,12 @@ def changed_fixed(build: Callable[[], nn.Module], folder: Path) -> str:
     return ""
 
 
-def _alike(one: float, other: float) -> bool:
-    both_nan = math.isnan(one) and math.isnan(other)
-    return both_nan or math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-6)
+def _alike(saved: Sequence[float], now: Sequence[float]) -> bool:
+    largest = max(map(abs, filter(math.isfinite, saved)), default=0.0)
+    for place, (one, other) in enumerate(zip(saved, now, strict=False)):
+        # Far into a table there are sines of large numbers, whose rounding is that of the largest.
+        most = max(1e-6, TOLERANCE * largest if place >= SHOWN else 0.0)
+        both_nan = math.isnan(one) and math.isnan(other)
+        if not both_nan and not math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=most):
+            return False
+    return True

@@ -112,8 +112,9 @@ class ModuleBuilder:
             f"model.factory {config.factory!r} must return a torch.nn.Module, got "
             f"{type(module).__name__}",
         )
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
-        return ModuleWithLogits(module.to(dtype), config)
+        # Not `to`, which leaves only the real part of complex numbers, such as rotary positions.
+        module = {"fp32": module.float, "bf16": module.bfloat16}[self.options.dtype]()
+        return ModuleWithLogits(module, config)
 
     @cached_property
     def _shown(self) -> tuple[list[Tensor], Values]:

@@ -108,7 +108,7 @@ class Budget:
         in_text = num_samples * self.tokens_per_sample
         passes = self.limits.get("tokens", 0) / in_text
         return (
-            f"the budget is {passes:.1f} times the text, which has {in_text:,} tokens to train on, "
+            f"run.tokens is {passes:.1f} times the text, which has {in_text:,} tokens to train on, "
             f"and text teaches less when it is repeated more than {MANY_PASSES} times; give more "
             "text, or lower run.tokens"
             if passes > MANY_PASSES

@@ -40,7 +40,7 @@ def export(
         license_id: The licence that the model card states, by Hugging Face's name for it.
         languages: The languages that the card states, as ISO 639 codes; none if empty.
         labels: Names of a classifier's classes, in the order of their numbers; if empty, they are
-            called LABEL_0, LABEL_1 and so on.
+            those of `model.name`, or LABEL_0, LABEL_1 and so on if it has another number of them.
 
     Returns:
         A sentence about the tokenizer if AutoTokenizer does not load it as it is, empty if it does.

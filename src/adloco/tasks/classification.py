@@ -107,6 +107,9 @@ class Classification:
         )
         if self.trains:
             config.num_labels = classes
+            # Of several labels or of numbers, as the weights may have been before: transformers'
+            # pipeline would give other scores than the softmax that is trained.
+            config.problem_type = None
         return config
 
     def train_source(self, num_streams: int, seed: int, least: int) -> Source:

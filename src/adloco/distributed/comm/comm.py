@@ -26,7 +26,7 @@ from adloco.distributed.comm.plain_sum import PlainSum
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.dtensor import local, with_local
 from adloco.distributed.traffic import num_bytes
-from adloco.distributed.wire.wire_format import WireFormat
+from adloco.distributed.wire.wire_format import WireFormat, to_bytes
 
 
 class Work:
@@ -150,10 +150,11 @@ class Comm:
             for index, view in bucket_views(bucket, tensors, indices):
                 view.copy_(local(tensors[index]))
             (mine,) = islands.slices(bucket[None], sharded)
+            mine = to_bytes(mine[:, None])  # gloo does not know every type, such as float8.
             rank = islands.rank_of(source)
             broadcast(mine, rank, islands.group)
             sent_bytes += num_bytes([mine]) if dist.get_rank() == rank else 0
-            received = islands.joined(mine, len(bucket), sharded)
+            received = islands.joined(mine, len(bucket), sharded).view(bucket.dtype).flatten()
             for index, view in bucket_views(received, tensors, indices):
                 results[index] = with_local(view, like=tensors[index])
         islands.traffic.add(sent_bytes, self.num_workers - 1)

@@ -1,7 +1,7 @@
 """The layers of a model: what is gathered, sharded, filled or synced at once."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco.distributed.dtensor import ranks_of
+from adloco.distributed.dtensor import is_sharded, ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
 
 Fill = Callable[[nn.Module, nn.Module], None]
@@ -57,15 +57,29 @@ def fill_whole(model: nn.Module, fill: Fill) -> None:
 
 
 def written_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, those outside of the model's state too; not buffers that are
-    sparse or repeat a value in memory (`expand`), in which nothing can be written.
+    """Parameters and buffers by name, those outside of the model's state too, and in the place of a
+    quantised one its parts; not buffers that are sparse or repeat a value in memory (`expand`), in
+    which nothing can be written.
     """
     buffers = {
         name: buffer
         for name, buffer in model.named_buffers()
         if buffer.layout == torch.strided and not repeats(buffer)
     }
-    return dict(model.named_parameters()) | buffers
+    named = dict(model.named_parameters()) | buffers
+    return {part: own for name, each in named.items() for part, own in plain_parts(name, each)}
+
+
+def plain_parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor), or those of the tensors that it is made of, such as the integers and the
+    scales of a quantised weight, by torch's protocol for such tensors.
+    """
+    flatten = None if is_sharded(tensor) else getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield name, tensor
+        return
+    for part in flatten()[0]:
+        yield from plain_parts(f"{name}.{part}", getattr(tensor, part))
 
 
 def repeats(tensor: Tensor) -> bool:
