@@ -294,15 +294,25 @@ class AdLoCo:
             training continues.
         """
         parts, handed = self.state.parts(self.placement, copy=copy), self._bytes_handed()
-        counted = {"bytes": list(handed), "ranks": self.placement.num_ranks}
+        streaming = str(self._syncing.streaming)
+        counted = {
+            "bytes": list(handed),
+            "ranks": self.placement.num_ranks,
+            "streaming": streaming,
+        }
         return {name: {**part, **counted} if name == RUN else part for name, part in parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, or from those of its entries that `local_parts` names.
 
         Call it on all ranks.
+
+        Raises:
+            ValueError: It is that of other trainers or workers, or of another model, or was saved
+                within a round of another schedule.
         """
         parts, saved = dict(state), state[RUN]
+        self._require_own(saved)
         parts[RUN] = of_workers(parts[RUN], self.method.living_workers)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         # Reports divide these totals by today's workers and ranks: as if all had been there before.
@@ -313,6 +323,28 @@ class AdLoCo:
         self._bytes_before = self.placement.total_bytes() - total
         self._parts.halted.clear()
         self._round = Round(self.state, self._parts, 0, 0) if self.state.in_round else None
+
+    def _require_own(self, saved: Mapping[str, Any]) -> None:
+        """Refuse the part `run` of a run with other trainers or workers, whose rest would be lost,
+        and of a round in which other fragments were sent before.
+        """
+        method, own = self.method, str(self._syncing.streaming)
+        workers = {int(worker) for worker in saved["workers"]}
+        trainers = {int(entry["trainer"]) for entry in saved["trainers"]}
+        require(
+            {*method.living_workers} <= workers <= {*range(method.num_workers)}
+            and trainers <= {*range(method.num_trainers)},
+            f"the state has trainers {sorted(trainers)} and workers {sorted(workers)}, and this "
+            f"run has {method.num_trainers} x {method.workers_per_trainer} workers; give the "
+            "num_trainers and workers_per_trainer with which it was saved, and leave workers out "
+            "by method.dropped",
+        )
+        streaming = saved.get("streaming", own)  # Checkpoints of 2026-11-29 and before have none.
+        require(
+            not saved["round_steps"] or streaming == own,
+            f"the state was saved within a round, with {streaming}, whose syncs come after other "
+            "steps; give the same, or save between rounds",
+        )
 
     def __getstate__(self) -> NoReturn:
         raise ValueError(
