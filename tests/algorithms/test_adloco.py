@@ -925,6 +925,29 @@ def test_a_state_is_continued_with_the_rates_of_the_new_run() -> None:
     assert outer.param_groups[0]["momentum"] == 0.3
 
 
+def test_a_state_of_other_trainers_or_workers_is_refused() -> None:
+    """The rest of them would be lost without a word."""
+
+    def sized(trainers: int, workers: int, **changes: Any) -> AdLoCo:
+        return make_run(num_trainers=trainers, workers_per_trainer=workers, **changes)
+
+    run = sized(2, 2)
+    run.round()
+    state = run.state_dict()
+    for trainers, workers in ((1, 2), (1, 4), (2, 1), (2, 3)):
+        with pytest.raises(
+            ValueError, match=r"the state has trainers \[0, 1\] and workers \[0, 1, "
+        ):
+            sized(trainers, workers).load_state_dict(state)
+    merging = {"merge": MergeSmallest(count=2, every=1)}
+    merged = sized(2, 2, **merging)
+    merged.round()
+    again = sized(2, 2, **merging)
+    again.load_state_dict(merged.state_dict())
+    losses = [next(each.rounds(1)).train_loss for each in (again, merged)]
+    assert losses[0] == losses[1]
+
+
 def test_one_inner_optimizer_needs_no_list() -> None:
     run = make_run(inner=lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
     assert run.round() is not None

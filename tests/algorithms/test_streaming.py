@@ -204,6 +204,21 @@ def test_equals_the_paper_by_hand(streaming: Streaming) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_a_state_within_a_round_needs_the_same_schedule() -> None:
+    """Its fragments that were sent already would be taken for others."""
+    streaming = Streaming(fragments=3)
+    source = Interrupting(tokens(2000, 4))
+    run = language_run(data=source, streaming=streaming)
+    between = run.state_dict()
+    source.before(7, run.stop)
+    assert run.round() is None
+    for other in (Streaming(), Streaming(fragments=2), Streaming(fragments=3, tau=1)):
+        with pytest.raises(ValueError, match=r"within a round, with Streaming\(fragments=3"):
+            language_run(streaming=other).load_state_dict(run.state_dict())
+        language_run(streaming=other).load_state_dict(between)
+    language_run(streaming=streaming).load_state_dict(run.state_dict())
+
+
 @pytest.mark.parametrize(
     "streaming",
     [Streaming(alpha=0.0), Streaming(fragments=2, tau=2, alpha=0.5)],

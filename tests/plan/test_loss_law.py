@@ -126,6 +126,19 @@ def test_left_out_runs_are_predicted_by_the_others() -> None:
     assert found.runs.worst == pytest.approx(1 - exact / worse.tokens, rel=0.1)
 
 
+def test_a_larger_h_never_saves_tokens() -> None:
+    """Runs of H = 15 that are 1% better than those of H = 5 would make one of H = 500 take 8%
+    fewer tokens."""
+    points = [
+        replace(point, loss=0.99 * point.loss) if point.sync_every == 15 else point
+        for point in measured([("diloco", 8, 5), ("diloco", 8, 15)])
+    ]
+    found = fit_loss_law(points)
+    assert found.law.sync_exponent == 0
+    assert "the losses show no cost of a larger H" in found.assumptions[-1]
+    assert all(law.sync_exponent >= 0 for law in found.draws)
+
+
 def test_what_points_cannot_tell_is_named_and_left_out() -> None:
     one_arm = fit_loss_law(measured(ARMS[:1], BUDGETS[:2]))
     assert one_arm.law.irreducible == 0
@@ -147,6 +160,10 @@ def test_what_points_cannot_tell_is_named_and_left_out() -> None:
     assert one_h.assumptions == (
         "no method was measured with two H, so H is taken to change no tokens",
     )
+    # Two H with two batches: who of them costs the tokens cannot be told.
+    together = fit_loss_law(measured([("diloco", 8, 5), ("diloco", 32, 50)]), draws=0)
+    assert together.law.sync_exponent == 0
+    assert any("changed together with the batch" in text for text in together.assumptions)
     # The methods were measured at a budget each, at b >> B so that batches cost what H cannot.
     apart = measured(ARMS[:1], BUDGETS[:1]) + measured(ARMS[3:], BUDGETS[3:])
     found = fit_loss_law(apart, draws=0)

@@ -87,6 +87,9 @@ def test_the_losses_of_a_run_that_count(
     (other / "summary.json").write_text(json.dumps(summary | {"corpus": "another"}))
     with pytest.raises(ValueError, match="data.fingerprint is .* and another in"):
         read_short_runs([run, other])
+    (other / "summary.json").write_text(json.dumps(summary | {"num_parameters": 3}))
+    with pytest.raises(ValueError, match="model.num_parameters is .* and 3 in"):
+        read_short_runs([run, other])
     (other / "summary.json").unlink()
     with pytest.raises(ValueError, match="has not ended"):
         read_short_runs([other])

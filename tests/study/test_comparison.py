@@ -1,5 +1,6 @@
 """What a comparison says of curves, by hand."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,6 +215,20 @@ def test_swept_tokenizers_are_marked_and_not_refused(monkeypatch: pytest.MonkeyP
         " NOT HELD EQUAL: tokenizer (data.tokenizer: diloco: bytes, a: bpe:300)."
     )
     assert to_json(found)["not_held_equal"] == [*found.marked]
+
+
+def test_models_from_python_of_other_sizes_are_not_held_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No setting tells them apart: they were averaged as two seeds of one arm."""
+    monkeypatch.setattr(Records, "read_whole", lambda _: [LINE])
+    runs = plan_runs(["diloco"], [], 2, tmp_path)
+    for run, size in zip(runs, (161, 641), strict=True):
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text(json.dumps({"num_parameters": size}))
+    found = compare(runs, targets=[], links=[], problems={})
+    assert found.unequal == ("model (its parameters that are trained: diloco: 161 or 641)",)
+    assert "model" not in found.equal
 
 
 def test_losses_of_other_texts_reach_no_target(monkeypatch: pytest.MonkeyPatch) -> None:

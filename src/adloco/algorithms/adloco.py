@@ -23,7 +23,7 @@ from adloco.algorithms.round import Phase, Round, average_replicas
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Option
-from adloco.algorithms.state_parts import RUN, of_workers
+from adloco.algorithms.state_parts import RUN, of_workers, run_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.parallel.layers import layers
@@ -294,8 +294,12 @@ class AdLoCo:
             training continues.
         """
         parts, handed = self.state.parts(self.placement, copy=copy), self._bytes_handed()
-        counted = {"bytes": list(handed), "ranks": self.placement.num_ranks}
-        return {name: {**part, **counted} if name == RUN else part for name, part in parts.items()}
+        own = {
+            "bytes": list(handed),
+            "ranks": self.placement.num_ranks,
+            "streaming": str(self._syncing.streaming),
+        }
+        return {name: {**part, **own} if name == RUN else part for name, part in parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, or from those of its entries that `local_parts` names.
@@ -303,20 +307,16 @@ class AdLoCo:
         Call it on all ranks.
 
         Raises:
-            ValueError: The state is not complete, or is that of another model.
+            ValueError: It is not complete, is that of other trainers or workers, or of another
+                model, or was saved within a round of another schedule.
         """
-        require(
-            RUN in state,
-            f"the state is not complete, it has no {RUN!r}; save state_dict() on rank 0, where it "
-            "is complete, and load that on all ranks",
-        )
-        parts, saved = dict(state), state[RUN]
-        parts[RUN] = of_workers(parts[RUN], self.method.living_workers)
+        parts, numbers = dict(state), run_part(state, self.method, self._syncing.streaming)
+        parts[RUN] = of_workers(numbers, self.method.living_workers)
         self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
         # Reports divide these totals by today's workers and ranks: as if all had been there before.
-        workers = len(self.method.living_workers) / len(saved["workers"])
-        ranks = self.placement.num_ranks / saved["ranks"]
-        between, sent, inside = saved["bytes"]
+        workers = len(self.method.living_workers) / len(numbers["workers"])
+        ranks = self.placement.num_ranks / numbers["ranks"]
+        between, sent, inside = numbers["bytes"]
         total = Bytes(between * workers, sent * workers, inside * ranks)
         self._bytes_before = self.placement.total_bytes() - total
         self._parts.halted.clear()

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # It imports torch, which commands that only list checkpoints do without.
+from adloco.errors import require
+
+if TYPE_CHECKING:  # They import torch, which commands that only list checkpoints do without.
+    from adloco.algorithms.method import Method
     from adloco.distributed.placement.placement import Placement
+    from adloco.rules.sync_schedule import Streaming
 
 RUN = "run"
 
@@ -24,6 +28,37 @@ def trainer_part(trainer: int) -> str:
 def worker_part(worker: int) -> str:
     """Name of the part with the tensors of a worker."""
     return f"worker-{worker}"
+
+
+def run_part(state: Mapping[str, Any], method: Method, streaming: Streaming) -> Mapping[str, Any]:
+    """The part `run` of a state that a run with these settings can load.
+
+    Raises:
+        ValueError: The state is not complete, or it has other trainers or workers, whose rest would
+            be lost, or is of a round in which other fragments were sent before.
+    """
+    require(
+        RUN in state,
+        f"the state is not complete, it has no {RUN!r}; save state_dict() on rank 0, where it is "
+        "complete, and load that on all ranks",
+    )
+    numbers: Mapping[str, Any] = state[RUN]
+    own = str(streaming)
+    workers, trainers = {*map(int, numbers["workers"])}, {*workers_of(numbers)}
+    require(
+        {*method.living_workers} <= workers <= {*range(method.num_workers)}
+        and trainers <= {*range(method.num_trainers)},
+        f"the state has trainers {sorted(trainers)} and workers {sorted(workers)}, and this run "
+        f"has {method.num_trainers} x {method.workers_per_trainer} workers; give the num_trainers "
+        "and workers_per_trainer with which it was saved, and leave workers out by method.dropped",
+    )
+    saved = numbers.get("streaming", own)  # Checkpoints of 2026-11-29 and before have none.
+    require(
+        not numbers["round_steps"] or saved == own,
+        f"the state was saved within a round, with {saved}, whose syncs come after other steps; "
+        "give the same, or save between rounds",
+    )
+    return numbers
 
 
 def workers_of(numbers: Mapping[str, Any]) -> dict[int, list[int]]:

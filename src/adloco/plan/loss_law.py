@@ -147,11 +147,14 @@ def fit_loss_law(points: Sequence[LossPoint], *, draws: int = 100) -> LossFit:
 
 
 def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
-    """Fit the constants that the points can tell."""
+    """Fit the constants that the points can tell.
+
+    A larger H never saves tokens: noise between two small ones would make a run of few syncs cheap.
+    """
     found = search(terms.observe(points), terms.irreducible, terms.critical_batch)
     log_costs = iter(found.costs)
     costs = {method: math.exp(next(log_costs)) for method in terms.methods}
-    return LossLaw(
+    law = LossLaw(
         irreducible=found.irreducible,
         scale=found.scale,
         exponent=found.exponent,
@@ -160,6 +163,7 @@ def _fit(points: Sequence[LossPoint], terms: Terms) -> LossLaw:
         sync_exponent=next(log_costs) if terms.sync_every else 0.0,
         annealing=math.exp(next(log_costs)) if terms.annealing else 1.0,
     )
+    return law if law.sync_exponent >= 0 else _fit(points, replace(terms, sync_every=False))
 
 
 def _drawn(points: Sequence[LossPoint], terms: Terms, law: LossLaw) -> Iterator[LossLaw]:
@@ -208,6 +212,8 @@ def _at_bounds(law: LossLaw, terms: Terms) -> list[str]:
         found.append("L_inf is close to the lowest measured loss, so no lower loss is predicted")
     if low < high and law.irreducible < 0.001 * high:
         found.append(f"the losses show no L_inf above 0; {TOO_CHEAP}")
+    if terms.sync_every and law.sync_exponent == 0:
+        found.append("the losses show no cost of a larger H, so H is taken to change no tokens")
     if law.exponent > 0.999 * EXPONENTS[1]:
         found.append(f"p is at its bound, {EXPONENTS[1]:g}")
     return found

@@ -5,6 +5,7 @@ L_inf, with two batches B, with two H beta. What differs between methods alone c
 what the methods themselves cost.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -120,9 +121,16 @@ def tell(points: Sequence[LossPoint]) -> Terms:
         f"a law of the loss needs runs of two budgets, one at least {DISTINCT} times the other, "
         f"got {seen}; train another with, for instance, half as many",
     )
+    # One batch of each run: within a run, batch and tokens may grow together.
+    last = [[*{point.run: point for point in group}.values()] for group in groups]
     several_h = _most(groups, lambda point: point.sync_every) >= 2
     if not several_h and any(point.sync_every > 1 for point in points):
         assumptions.append("no method was measured with two H, so H is taken to change no tokens")
+    if several_h and not any(map(_apart, last)):
+        several_h = False
+        assumptions.append(
+            "H was changed together with the batch alone, so what both cost counts as the batch's"
+        )
     annealing = _most(groups, lambda point: 1 + point.annealed) >= 2
     if not annealing and len({point.annealed for point in points}) > 1:
         assumptions.append(
@@ -135,8 +143,6 @@ def tell(points: Sequence[LossPoint]) -> Terms:
             "no method was measured at three budgets, so the irreducible loss L_inf is taken as 0; "
             f"{TOO_CHEAP}"
         )
-    # One batch of each run: within a run, batch and tokens may grow together.
-    last = [[*{point.run: point for point in group}.values()] for group in groups]
     batches = [point.mean_batch for group in last for point in group]
     critical_batch = (min(batches) / BATCH_RANGE, max(batches) * BATCH_RANGE)
     if _most(last, lambda point: point.mean_batch) < 2:
@@ -152,6 +158,18 @@ def tell(points: Sequence[LossPoint]) -> Terms:
         irreducible=irreducible,
         critical_batch=critical_batch,
         assumptions=tuple(assumptions),
+    )
+
+
+def _apart(points: Sequence[LossPoint]) -> bool:
+    """True if two points differ in H and not in their batch, or in their batch and not in H."""
+
+    def differ(one: float, other: float) -> bool:
+        return max(one, other) >= DISTINCT * min(one, other)
+
+    return any(
+        differ(one.sync_every, other.sync_every) != differ(one.mean_batch, other.mean_batch)
+        for one, other in itertools.combinations(points, 2)
     )
 
 

@@ -80,6 +80,8 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         summary = read_json(folder / SUMMARY)
         # What was read of a stream has no fingerprint that another run shares.
         named["data.fingerprint"] = data.name if data.streaming else summary.get("corpus")
+        # No setting says what a model from Python is.
+        named["model.num_parameters"] = summary.get("num_parameters")
     for name in _differing(settings.values(), EQUAL, _may_differ()):
         found = {str(named.get(name)): folder for folder, named in settings.items()}
         (one, first), (other, second) = list(found.items())[:2]

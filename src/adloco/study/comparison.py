@@ -45,6 +45,8 @@ class RunCurves:
     """Name of a measure -> values, None in rounds without evaluation; [rounds]."""
     corpus: str
     """Fingerprint of the text; empty if it is not known."""
+    parameters: int = 0
+    """Parameters that were trained; 0 if they are not known."""
     problem: str = ""
     """Why the run counts in no number; empty if it ended with a finite evaluation."""
 
@@ -236,6 +238,13 @@ def compare(
     last = [alike[-1] for records in rounds if (alike := of_newest_text(records))]
     if len({islands_in(record) for record in last}) > 1 and not text_varies:
         unequal.append("islands whose texts are evaluated at the end")
+    # No setting says what a model from Python is.
+    sizes = {arm: sorted({run.parameters for run in found} - {0}) for arm, found in arms.items()}
+    held = held_equal(runs)
+    if not unequal and not varied and len({*itertools.chain(*sizes.values())}) > 1:
+        said = "; ".join(f"{arm}: {' or '.join(map(str, each))}" for arm, each in sizes.items())
+        unequal.append(f"model (its parameters that are trained: {said})")
+        held.remove("model")
     comparison = Comparison(
         arms=arms,
         axes={
@@ -250,7 +259,7 @@ def compare(
         measures=measures,
         targets=tuple(targets),
         replicas=replicas,
-        equal=tuple(held_equal(runs)),
+        equal=tuple(held),
         unequal=tuple(unequal),
         marked=tuple(marked),
         differs=tuple(differences(runs, varied)),
@@ -301,5 +310,6 @@ def _curves(
             for metric in measures
         },
         corpus="" if run.recipe.data.streaming else ended.get("corpus", ""),
+        parameters=ended.get("num_parameters", 0),
         problem=problem,
     )
