@@ -61,6 +61,26 @@ def test_refusals(settings: dict[str, object]) -> None:
         LearningRate(**settings)  # type: ignore[arg-type]
 
 
+def test_the_mean_of_powers_of_the_decay() -> None:
+    """Half of the tokens are warm-up; (1 + cos) / 2 has the mean 1/2, and its square 3/8."""
+    rate = LearningRate(shape="cosine", total_tokens=7, warmup_fraction=0.5, final_fraction=0.2)
+    means = [rate.mean_decay(power) for power in (0, 1, 2)]
+    falling = [1, 0.2 + 0.8 / 2, 0.2**2 + 2 * 0.2 * 0.8 / 2 + 0.8**2 * 3 / 8]
+    assert means == pytest.approx([0.5 + 0.5 * mean for mean in falling], rel=1e-4)
+
+
+def test_rounds_that_become_longer_need_a_rate_that_falls_but_not_to_0() -> None:
+    for rate in (
+        LearningRate(shape="constant", total_tokens=1000, final_fraction=0.5),
+        LearningRate(shape="cosine", total_tokens=1000, final_fraction=0.0),
+        LearningRate(shape="cosine", total_tokens=1000, final_fraction=1.0),
+    ):
+        rate.check_growth(0.0)
+        with pytest.raises(ValueError, match="needs a learning rate that falls"):
+            rate.check_growth(1.0)
+    LearningRate(shape="wsd", total_tokens=1000, final_fraction=0.1).check_growth(1.0)
+
+
 def test_a_schedule_that_becomes_longer_keeps_its_warmup_and_has_not_begun_to_fall() -> None:
     wsd = LearningRate(shape="wsd", total_tokens=1000, warmup_fraction=0.1, decay_fraction=0.2)
     longer = wsd.lengthened(800, 2000)

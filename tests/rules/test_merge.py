@@ -86,6 +86,8 @@ def test_freed_workers_follow_the_demand() -> None:
     assert assign_workers({0: 60, 1: 20}, {0: 1, 1: 1}, 3) == [0, 0, 0]
     # Equal demand: the emptier first, ties to the smallest id.
     assert assign_workers({0: 10, 1: 10}, {0: 2, 1: 1}, 3) == [1, 0, 1]
+    # 40/2, 40/3 and 40/4 (a tie) before 20/2, which comes before 40/5.
+    assert assign_workers({0: 40, 1: 20}, {0: 1, 1: 1}, 5) == [0, 0, 0, 1, 0]
     assert assign_workers({0: 10}, {0: 1}, 0) == []
 
 

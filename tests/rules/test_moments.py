@@ -78,6 +78,10 @@ def test_pooling_two_workers_by_hand() -> None:
     spread = 2 * (16 * (-2 - norm_sq) ** 2 + 36 * (8.75 - norm_sq) ** 2) / 52
     assert result.norm_spread == pytest.approx(spread)
     assert result.variance_spread == pytest.approx(2 * (1 * 7**2 + 2 * 3.5**2) / 3)
+    # A third one as the second: S = (12 + 3 + 3) / 5 = 3.6, and n / (n - 1) = 3 / 2.
+    result = estimate(group_moments([1, 3], [16.0, 0.0], 1.0) + second + second)
+    assert result is not None
+    assert result.variance_spread == pytest.approx(1.5 * (1 * 8.4**2 + 4 * 2.1**2) / 5)
 
 
 def test_samples_with_long_norms_cancel_within_a_step() -> None:

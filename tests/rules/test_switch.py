@@ -188,3 +188,10 @@ def test_refusals(settings: dict[str, object], message: str) -> None:
 def test_the_lower_of_two_caps_holds() -> None:
     capped = SwitchMode(max_micro_batch=8, pass_limit=4)
     assert [capped.at_most(limit).pass_limit for limit in (0, 2, 6)] == [4, 2, 4]
+    assert SwitchMode(max_micro_batch=8).at_most(0).pass_limit == 0
+    limits = (0, 4, 20)
+    assert [SwitchMode(max_micro_batch=8, pass_limit=limit).at_once for limit in limits] == [
+        8,
+        4,
+        8,
+    ]
