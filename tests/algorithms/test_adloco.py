@@ -745,6 +745,26 @@ def test_muon_trains_and_resumes() -> None:
     assert losses[0][-1] < losses[0][0]
 
 
+def test_a_state_that_is_refused_leaves_no_mixture_to_train() -> None:
+    first, second = make_run(), make_run(inner=InnerMuon(lr=0.02))
+    list(first.rounds(2))
+    state = copy.deepcopy(first.state_dict())
+    incomplete = {name: part for name, part in state.items() if name != "worker-1"}
+    with pytest.raises(ValueError, match="not complete, it has no 'worker-1'; save state_dict"):
+        second.load_state_dict(incomplete)
+    second.round()  # Nothing was written yet.
+    with pytest.raises(ValueError, match="of 1 inner optimizers for each worker, and here are 2"):
+        second.load_state_dict(state)
+    for use in (second.round, second.state_dict, second.average_replicas, lambda: second.trainers):
+        with pytest.raises(ValueError, match="has failed, which leaves a mixture of two runs"):
+            use()
+    third = make_run(inner=InnerMuon(lr=0.02))
+    third.round()
+    second.load_state_dict(third.state_dict())
+    assert second.round() == third.round()
+    assert params_of(second).equal(params_of(third))
+
+
 def test_reports_are_plain_values() -> None:
     from dataclasses import asdict
 

@@ -353,6 +353,25 @@ def test_a_state_is_for_the_same_feedback(other: dict[str, Any]) -> None:
         loops[1].load_state_dict(loops[0].state_dict())
 
 
+def test_a_state_that_is_refused_leaves_a_fragment_in_flight() -> None:
+    def trained(*, refuses: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        models = [linear(), linear()]
+        loop = DiLoCo(models, sync_every=4, streaming=Streaming(fragments=1, tau=2))
+        other = DiLoCo([linear(), linear()], sync_every=4, wire=Int1(block=16))
+        for step in range(8):
+            with torch.no_grad():
+                for number, model in enumerate(models):
+                    model.weight.add_(0.1 + number)
+            loop.step()
+            if refuses and step == 2:  # It is sent after two steps and arrives after four.
+                with pytest.raises(ValueError, match="error feedback was 'params'"):
+                    loop.load_state_dict(other.state_dict())
+        return torch.cat([model.weight.detach().flatten() for model in models])
+
+    assert trained(refuses=True).equal(trained(refuses=False))
+
+
 def test_the_last_round_averages_replicas() -> None:
     run = language_run(streaming=Streaming(fragments=3, tau=1))
     run.round()

@@ -124,6 +124,13 @@ def test_two_arms_from_training_to_the_page(
         arm["final"]["val_loss"] for arm in content["arms"]
     ]
 
+    # A number that was changed by hand is in no study that is shown again.
+    (file, _) = before
+    file.write_text(file.read_text().replace('"val_loss": ', '"val_loss": 1'))
+    capsys.readouterr()
+    assert main(words) == 2
+    assert f"{file} is not what the run wrote: lines up to" in capsys.readouterr().err
+
 
 @pytest.mark.usefixtures("warm_python")
 def test_a_study_that_was_stopped_resumes(common: list[str], tmp_path: Path) -> None:
@@ -199,12 +206,18 @@ def test_a_run_without_rounds_has_failed(
 ) -> None:
     lost = finished_run(tmp_path / "lost", run__seed="1")
     file = Path(lost, "metrics.jsonl")
+    text = file.read_text()
     file.write_text("")
     own = ["--run.folder", str(tmp_path / "study")]
     assert main(["compare", finished_run(tmp_path / "good"), lost, *own]) == 1
     out = capsys.readouterr().out
     assert f"diloco, seed 1: failed: {file} has no rounds\n" in out
     assert "; 1 seed of each arm." in out
+    file.write_text(text)
+    (tmp_path / "lost" / "summary.json").write_text('{"rounds": 2}')  # Its records have one.
+    assert main(["compare", str(tmp_path / "good"), lost, *own]) == 1
+    out = capsys.readouterr().out
+    assert f"diloco, seed 1: failed: {file} has lost its last rounds\n" in out
 
 
 def test_one_seed_is_not_lower_than_three(

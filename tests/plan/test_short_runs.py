@@ -57,6 +57,8 @@ def test_the_losses_of_a_run_that_count(
         assert two.tokens >= 1.2 * one.tokens and not one.annealed
     assert fit_loss_law(points, draws=0).law.irreducible < summary["final_val_loss"]
 
+    same = read_short_runs([run, run / ".." / "run"])
+    assert len(same.points) == 1, "a run that is given by two paths is one"
     few = changed(run, "few", ("sync_every = 4", "sync_every = 40"))
     both = read_short_runs([run, few])
     assert [point.run for point in both.points] == [str(run)]
@@ -97,6 +99,14 @@ def test_the_losses_of_a_run_that_count(
         read_short_runs([tmp_path])
     with pytest.raises(ValueError, match="no short run was given"):
         read_short_runs([])
+    empty = changed(run, "empty")
+    (empty / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="fewer than 3 rounds"):
+        read_short_runs([empty])
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace('"samples": ', '"samples": 1'))
+    with pytest.raises(ValueError, match="is not what the run wrote"):
+        read_short_runs([run])
 
 
 @pytest.mark.parametrize(

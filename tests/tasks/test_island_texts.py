@@ -331,7 +331,9 @@ def test_losses_after_a_drop_are_not_compared_with_those_before(
     assert summary["best_val_loss"] == min(row["val_loss"] for row in after)
     assert summary["best_val_loss"] > before
     assert f"first {after[0]['val_loss']:.4f}" in shown
-    assert main(["evaluate", str(folder), "--best"]) == 0, "of both texts"
+    (texts / "words.txt").unlink()  # Its island is gone.
+    assert main(["evaluate", str(folder), "--best"]) == 0
+    assert f"loss {summary['best_val_loss']:.4f} nats" in capsys.readouterr().out
 
 
 def test_a_run_of_islands_is_resumed_bit_for_bit_and_with_these_texts_alone(

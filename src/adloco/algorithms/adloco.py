@@ -23,7 +23,7 @@ from adloco.algorithms.round import Phase, Round, average_replicas
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Option
-from adloco.algorithms.state_parts import RUN, of_workers, run_part
+from adloco.algorithms.state_parts import RUN, local_parts, of_workers, require_parts, run_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.parallel.layers import layers
@@ -110,8 +110,7 @@ class AdLoCo:
                 for worker in range(method.num_workers)
             },
         )
-        self.state = RunState(workers=workers, trainers={})
-        """The run's trainers, workers and counters."""
+        self._state, self._loaded = RunState(workers=workers, trainers={}), True
         self.state.stages = [
             SmallestOfAll(self._parts, self.state),
             *(
@@ -175,6 +174,16 @@ class AdLoCo:
         The state can then be saved and resumed. May be called from any thread or signal handler.
         """
         self._parts.halted.set()
+
+    @property
+    def state(self) -> RunState:
+        """The run's trainers, workers and counters."""
+        require(
+            self._loaded,
+            "load_state_dict has failed, which leaves a mixture of two runs; load a state that "
+            "fits, or make the AdLoCo again",
+        )
+        return self._state
 
     @property
     def trainers(self) -> dict[int, Trainer]:
@@ -310,9 +319,12 @@ class AdLoCo:
             ValueError: It is not complete, is that of other trainers or workers, or of another
                 model, or was saved within a round of another schedule.
         """
-        parts, numbers = dict(state), run_part(state, self.method, self._syncing.streaming)
-        parts[RUN] = of_workers(numbers, self.method.living_workers)
-        self.state.load_parts(parts, self.placement, lambda trainer: self._new_trainer(trainer, ()))
+        numbers = run_part(state, self.method, self._syncing.streaming)
+        own = of_workers(numbers, self.method.living_workers)
+        require_parts(state, local_parts(own, self.placement))
+        self._loaded, self._round = False, None
+        self._state.load_parts({**state, RUN: own}, self.placement, self._new_trainer)
+        self._loaded = True
         # Reports divide these totals by today's workers and ranks: as if all had been there before.
         workers = len(self.method.living_workers) / len(numbers["workers"])
         ranks = self.placement.num_ranks / numbers["ranks"]
@@ -332,7 +344,7 @@ class AdLoCo:
         """Bytes that all ranks have given to collectives since the run began."""
         return self.placement.total_bytes() - self._bytes_before
 
-    def _new_trainer(self, trainer: int, worker_ids: Sequence[int]) -> Trainer:
+    def _new_trainer(self, trainer: int, worker_ids: Sequence[int] = ()) -> Trainer:
         outer = OuterSync(self._start, self._syncing, self._fragments)
         controller = BatchController(self._batching.rule, self._batching.guards)
         return Trainer(trainer, outer, controller, worker_ids)

@@ -284,8 +284,8 @@ class DiLoCo:
             "the state counts samples by fragment, and had other fragments when it was saved; give "
             "the same streaming",
         )
+        self._outer.load_state_dict(state["outer"])  # It may refuse: then all stays as it was.
         self._outer.discard_in_flight()
-        self._outer.load_state_dict(state["outer"])
         if not apart:
             self._outer.copy_all_to_workers(self._replicas)
         if own:

@@ -7,7 +7,7 @@ processes that serve the trainer or the worker need them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from adloco.errors import require
@@ -37,11 +37,7 @@ def run_part(state: Mapping[str, Any], method: Method, streaming: Streaming) -> 
         ValueError: The state is not complete, or it has other trainers or workers, whose rest would
             be lost, or is of a round in which other fragments were sent before.
     """
-    require(
-        RUN in state,
-        f"the state is not complete, it has no {RUN!r}; save state_dict() on rank 0, where it is "
-        "complete, and load that on all ranks",
-    )
+    require_parts(state, [RUN])
     numbers: Mapping[str, Any] = state[RUN]
     own = str(streaming)
     workers, trainers = {*map(int, numbers["workers"])}, {*workers_of(numbers)}
@@ -59,6 +55,16 @@ def run_part(state: Mapping[str, Any], method: Method, streaming: Streaming) -> 
         "give the same, or save between rounds",
     )
     return numbers
+
+
+def require_parts(state: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ValueError unless a state has these parts."""
+    for name in names:
+        require(
+            name in state,
+            f"the state is not complete, it has no {name!r}; save state_dict() on rank 0, where it "
+            "is complete, and load that on all ranks",
+        )
 
 
 def workers_of(numbers: Mapping[str, Any]) -> dict[int, list[int]]:

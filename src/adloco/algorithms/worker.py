@@ -9,7 +9,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from threading import Event
@@ -417,6 +417,17 @@ class Worker:
 
     def load_tensors(self, state: Mapping[str, Any]) -> None:
         """Set the tensors of the state to copies of those of `tensors`."""
+        saved_with, own = len(state["optimizers"]), len(self.optimizers)
+        require(
+            saved_with == own,
+            f"the state is that of {saved_with} inner optimizers for each worker, and here are "
+            f"{own}; give the inner optimizer that it was saved with",
+        )
+        require(
+            _shapes(state["counters"]) == _shapes(self.counters),
+            "the state is that of a model with other buffers; load it with the model that it was "
+            "saved with",
+        )
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)
@@ -424,6 +435,10 @@ class Worker:
         if state["params"]:
             copy_all(state["params"], self.replica.params)
             copy_all(state["buffers"], self.replica.buffers)
+
+
+def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
 
 
 def checked_loss(found: Any, *, trains: bool) -> Tensor:

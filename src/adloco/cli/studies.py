@@ -25,6 +25,7 @@ from adloco.errors import require
 from adloco.plan.link import Link
 from adloco.report.compare_page import tables, write_comparison
 from adloco.report.table import Table
+from adloco.run.stored import check_written_records
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
 from adloco.study.fairness import inequalities
@@ -49,6 +50,9 @@ def run_study(
     """
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]
+    for run in runs:
+        if run.finished:
+            check_written_records(run.folder)
     _require_equal(inequalities(runs, varied), force=arguments.force)
     short = {run.arm: run.too_short for run in runs if not run.finished and run.too_short}
     require(

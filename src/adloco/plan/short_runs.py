@@ -31,7 +31,7 @@ from adloco.rules.outcome import of_newest_text
 from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
 from adloco.run.json_files import read_json
 from adloco.run.records import Records
-from adloco.run.stored import check_code
+from adloco.run.stored import check_code, check_written_records
 
 FIRST_PART = 1 / 3
 """Part of a run whose losses do not count."""
@@ -64,15 +64,16 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
     """Read finished runs.
 
     Raises:
-        ValueError: A folder has no finished run, or one without a loss that counts; or the runs
-            differ in model, task, text or evaluation set.
+        ValueError: A folder has no finished run, or one without a loss that counts, or records that
+            were changed; or the runs differ in model, task, text or evaluation set.
     """
     require(bool(folders), "no short run was given; name the folders of finished runs")
     for folder in folders:
         check_code(run_folder(folder))  # To build the recipe imports it.
+        check_written_records(folder)
     runs = {
         folder: build_recipe(read_values(str(finished(run_folder(folder)) / RECIPE)))
-        for folder in dict.fromkeys(folders)
+        for folder in {path.resolve(): path for path in folders}.values()
     }
     settings = {folder: named_settings(recipe) for folder, recipe in runs.items()}
     for folder, named in settings.items():
@@ -94,7 +95,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
     records = {
         folder: found
         for folder, found in every_record.items()
-        if found[-1]["inner_steps"] >= LEAST_ROUNDS * sync_every_of(runs[folder])
+        if found and found[-1]["inner_steps"] >= LEAST_ROUNDS * sync_every_of(runs[folder])
     }
     require(
         bool(records),

@@ -4,6 +4,7 @@ short text that a finished run shows.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Collection, Iterator
@@ -19,6 +20,7 @@ from adloco.algorithms.model_state import copy_all, state_buffers
 from adloco.algorithms.state_parts import trainer_part, worker_part, workers_of
 from adloco.data.rows import half_pair
 from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.distributed.placement.islands import island_of
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.models.fixed_values import changed_fixed
@@ -110,15 +112,27 @@ def _builder(stored: StoredRun) -> Builder:
     )
 
 
-def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
-    """Open the run's task with its own data; ValueError if that is not what the run began with."""
+def own_task(
+    trained: Trained, evaluation: EvaluationSettings, *, dropped_islands: bool = True
+) -> Task:
+    """Open the run's task with its own data; ValueError if that is not what the run began with.
+
+    dropped_islands: False for the texts of those islands alone that had workers at the checkpoint.
+    """
     stored = trained.stored
     if trained.problem:
         return ProblemTask(trained.problem)
     recipe = stored.recipe
     given = TaskData(recipe.data, evaluation, stored.tokenizer)
-    islands = range(len(recipe.data.islands))
-    task = open_islands(recipe.task, given, islands, recipe.method.num_workers)
+    islands, workers = len(recipe.data.islands), range(recipe.method.num_workers)
+    living = itertools.chain(*workers_of(stored.algorithm).values())
+    here = sorted(
+        {
+            island_of(worker, len(workers), islands)
+            for worker in (workers if dropped_islands else living)
+        }
+    )
+    task = open_islands(recipe.task, given, here, len(workers))
     if isinstance(task, IslandTexts):
         task.gather_texts(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
@@ -154,7 +168,7 @@ def evaluate(
         )
         evaluation = replace(evaluation, windows=windows)
     if path is None:
-        task = own_task(trained, evaluation)
+        task = own_task(trained, evaluation, dropped_islands=False)
     else:
         data = recipe.data.at(path)
         task = recipe.task.open(TaskData(data, evaluation, stored.tokenizer, everything=True))

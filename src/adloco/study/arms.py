@@ -208,10 +208,9 @@ def finished_run(folder: Path) -> StudyRun:
         (folder / RECIPE).is_file(),
         f"{str(folder)!r} is neither a recipe nor a run folder (no {RECIPE} in it)",
     )
-    from adloco.run.stored import check_code, check_written_records  # These import torch.
+    from adloco.run.stored import check_code  # It imports torch.
 
     check_code(finished(folder))  # To build the recipe imports it.
-    check_written_records(folder)
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     return StudyRun(
         arm=recipe.run.name, seed=recipe.run.seed, recipe=recipe, folder=folder, given=True

@@ -295,10 +295,12 @@ def _curves(
         axes[f"seconds on {link.name}"] = link_seconds(records, run.recipe, link, replicas)
     if not problem and not records:
         problem = f"{run.folder / METRICS} has no rounds"
-    if not problem and not ended_finite(records):
-        problem = "its last evaluation is not finite"
     summary = run.folder / SUMMARY
     ended = read_json(summary) if summary.is_file() else {}
+    if not problem and records[-1]["round"] < ended.get("rounds", 0):
+        problem = f"{run.folder / METRICS} has lost its last rounds"
+    if not problem and not ended_finite(records):
+        problem = "its last evaluation is not finite"
     return RunCurves(
         run=run,
         axes=axes,
