@@ -241,7 +241,7 @@ def test_records_that_were_changed_are_refused(
     (run / file).write_text("".join(change(lines)))
     commands = [["train", "--resume"], ["report"], ["evaluate"]]
     if change is another_loss:  # What is behind the checkpoint's lines, compare reads later.
-        commands.append(["compare"])
+        commands.append(["compare", "diloco"])
     for words in commands if file == "metrics.jsonl" else commands[:2]:
         capsys.readouterr()
         assert main([*words, str(run)]) == 2
