@@ -135,8 +135,6 @@ def test_a_small_bert_from_scratch_is_clearly_better_than_chance(tmp_path: Path)
         str(SHARED_DATA / "tokenizers" / "bert-base-uncased"),
         "--switch.max_micro_batch",
         "16",
-        "--inner.lr",
-        "1e-2",
         "--run.tokens",
         "500000",
         "--evaluation.every",
