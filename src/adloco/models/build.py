@@ -115,11 +115,14 @@ class ModelBuilder:
                     )
             except Exception as error:
                 # Labels may have other classes than a stored head.
-                head = f" (a head among them must have {self.config.num_labels} classes, as here)"
+                classes = (
+                    f" (a head among them must have {self.config.num_labels} classes, as here)"
+                )
+                head = "" if is_causal(self.head) else classes
                 raise ValueError(
                     f"the weights of model.name {self.weights!r} could not be loaded "
                     f"({type(error).__name__}); give a folder with weights or a hub name that can "
-                    f"be reached, leave its sizes as they are{head * (not is_causal(self.head))}, "
+                    f"be reached, leave its sizes as they are{head}, "
                     "or set model.pretrained false"
                 ) from error
         base = model.base_model_prefix

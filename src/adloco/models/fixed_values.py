@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from adloco.distributed.parallel.layers import plain_parts
 
 FIXED = "fixed.json"
-SHOWN = 4
-"""First values of each tensor that are compared; runs of before have no others."""
-SPREAD = 16
-"""About as many more from all over it, because tables of positions, and masks, begin alike."""
+SHOWN = 16
+"""About as many values are compared, from all over a tensor: tables of positions, and masks, begin
+alike."""
 TOLERANCE = 1e-3
-"""Relative difference of values that another machine computes; 1e-6 for those near zero, and after
-the first ones this share of the largest.
+"""Difference of values that another machine computes, as a share of the largest; 1e-6 for tensors
+near zero. Far into a table there are sines of large numbers, whose rounding is that of the largest.
 """
 Values = Mapping[str, Sequence[float]]
 """Some values of each such tensor, by name."""
@@ -39,7 +38,7 @@ def fixed_values(model: nn.Module) -> Values:
 
 
 def _shown(values: Tensor) -> list[float]:
-    shown = torch.cat([values[:SHOWN], values[:: len(values) // SPREAD | 1]])  # Not of one column.
+    shown = values[:: len(values) // SHOWN | 1]  # An odd step sees more than one column.
     parts = [shown.real, shown.imag] if shown.is_complex() else [shown]
     return [value for part in parts for value in part.double().tolist()]
 
@@ -70,10 +69,8 @@ def changed_fixed(build: Callable[[], nn.Module], folder: Path) -> str:
 
 def _alike(saved: Sequence[float], now: Sequence[float]) -> bool:
     largest = max(map(abs, filter(math.isfinite, saved)), default=0.0)
-    for place, (one, other) in enumerate(zip(saved, now, strict=False)):
-        # Far into a table there are sines of large numbers, whose rounding is that of the largest.
-        most = max(1e-6, TOLERANCE * largest if place >= SHOWN else 0.0)
-        both_nan = math.isnan(one) and math.isnan(other)
-        if not both_nan and not math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=most):
-            return False
-    return True
+    most = max(1e-6, TOLERANCE * largest)
+    return len(saved) == len(now) and all(
+        math.isclose(one, other, abs_tol=most) or (math.isnan(one) and math.isnan(other))
+        for one, other in zip(saved, now, strict=True)
+    )
