@@ -112,27 +112,19 @@ def _builder(stored: StoredRun) -> Builder:
     )
 
 
-def own_task(
-    trained: Trained, evaluation: EvaluationSettings, *, dropped_islands: bool = True
-) -> Task:
-    """Open the run's task with its own data; ValueError if that is not what the run began with.
-
-    dropped_islands: False for the texts of those islands alone that had workers at the checkpoint.
+def own_task(trained: Trained, evaluation: EvaluationSettings) -> Task:
+    """Open the run's task with its own data; ValueError if that is not what the run began with. Of
+    islands with texts of their own, it has those that had workers at the checkpoint.
     """
     stored = trained.stored
     if trained.problem:
         return ProblemTask(trained.problem)
     recipe = stored.recipe
     given = TaskData(recipe.data, evaluation, stored.tokenizer)
-    islands, workers = len(recipe.data.islands), range(recipe.method.num_workers)
     living = itertools.chain(*workers_of(stored.algorithm).values())
-    here = sorted(
-        {
-            island_of(worker, len(workers), islands)
-            for worker in (workers if dropped_islands else living)
-        }
-    )
-    task = open_islands(recipe.task, given, here, len(workers))
+    islands, workers = len(recipe.data.islands), recipe.method.num_workers
+    here = sorted({island_of(worker, workers, islands) for worker in living})
+    task = open_islands(recipe.task, given, here, workers)
     if isinstance(task, IslandTexts):
         task.gather_texts(lambda mine: [mine])
     task.configure(stored.recipe.model.builder.load_config(stored.folder / MODEL))
@@ -168,7 +160,7 @@ def evaluate(
         )
         evaluation = replace(evaluation, windows=windows)
     if path is None:
-        task = own_task(trained, evaluation, dropped_islands=False)
+        task = own_task(trained, evaluation)
     else:
         data = recipe.data.at(path)
         task = recipe.task.open(TaskData(data, evaluation, stored.tokenizer, everything=True))

@@ -159,6 +159,14 @@ class IslandTexts:
         # A text that has fewer is refused where it is read; the others must not divide by 0 here.
         return max(1, min(each)) * sum(streams.values())
 
+    def open_streams(self, num_streams: int) -> Sequence[int]:
+        islands = len(self._names)
+        return [
+            stream
+            for stream in range(num_streams)
+            if island_of(stream, num_streams, islands) in self.tasks
+        ]
+
     def largest_source(self) -> Source:
         return self.first.largest_source()
 
@@ -206,3 +214,8 @@ class IslandSource:
 def of_island(task: Task, island: int) -> Task:
     """The task on the text of an island; itself if all islands read one text."""
     return task.tasks[island] if isinstance(task, IslandTexts) else task
+
+
+def open_streams(task: Task, num_streams: int) -> Sequence[int]:
+    """The streams, of so many, whose text is open here: all if islands read one text."""
+    return task.open_streams(num_streams) if isinstance(task, IslandTexts) else range(num_streams)

@@ -92,7 +92,7 @@ def check(
 def test_equals_per_sample_truth(batch: int, at_once: int) -> None:
     """A tied language model, batches of unequal sizes from two streams, accumulated or not."""
     source = tokens(60, num_streams=2)
-    batches = cut_into_batches(SAMPLES, batch, 2)
+    batches = cut_into_batches(SAMPLES, batch, range(2))
     if batch == 5:
         assert [each.samples for each in batches] == [4, 4, 4, 4, 4, 3]
     model, done = BlockLM(), list[int]()
@@ -126,7 +126,7 @@ def test_a_gradient_known_by_hand() -> None:
         nn.Linear(1, 1, bias=False),
         lambda model, inputs: model(inputs).mean(),
         Given(),
-        cut_into_batches(4, 2, 1),
+        cut_into_batches(4, 2, range(1)),
         at_once=2,
     )
     assert (found.full_norms_sq.tolist(), found.norms_sq.tolist()) == ([16], [[2.25], [42.25]])
@@ -135,7 +135,7 @@ def test_a_gradient_known_by_hand() -> None:
 
 def test_dropout_is_off_and_buffers_stay() -> None:
     source = TensorSource(torch.randn(20, 3, generator=torch.manual_seed(0)), num_streams=1)
-    batches = cut_into_batches(20, 6, 1)
+    batches = cut_into_batches(20, 6, range(1))
     model = Dropped(0.5)
     before = [buffer.clone() for buffer in model.buffers()]
     found = full_gradient(model, squares, source, batches, at_once=6)
@@ -150,7 +150,7 @@ def test_dropout_is_off_and_buffers_stay() -> None:
 
 def test_half_precision_is_added_up_in_more() -> None:
     """Batch gradients are those of a bfloat16 model, but their mean is not rounded to bfloat16."""
-    source, batches = tokens(60, num_streams=1), cut_into_batches(60, 1, 1)
+    source, batches = tokens(60, num_streams=1), cut_into_batches(60, 1, range(1))
     model = BlockLM().to(torch.bfloat16)
     found = full_gradient(model, next_token, source, batches, at_once=4)
     read = [source.read(0, each.position, 1) for each in batches]
@@ -170,13 +170,13 @@ def test_memory_of_two_gradients() -> None:
 
     model.weight.register_post_accumulate_grad_hook(count)
     source = TensorSource(torch.randn(6, 37, generator=torch.manual_seed(0)), num_streams=1)
-    full_gradient(model, squares, source, cut_into_batches(6, 2, 1), at_once=2)
+    full_gradient(model, squares, source, cut_into_batches(6, 2, range(1)), at_once=2)
     assert len(counts) == 3 and max(counts) <= 4
 
 
 @pytest.mark.parametrize(("samples", "streams"), [(12, 1), (11, 2), (13, 5), (3, 5)])
 def test_an_epoch_is_read_once(samples: int, streams: int) -> None:
-    batches = cut_into_batches(samples, 4, streams)
+    batches = cut_into_batches(samples, 4, range(streams))
     assert max(batch.samples for batch in batches) <= 4
     assert batches[0] == Batch(stream=0, position=0, samples=batches[0].samples)
     if samples < streams:

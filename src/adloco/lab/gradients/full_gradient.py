@@ -33,14 +33,14 @@ class Batch:
     samples: int
 
 
-def cut_into_batches(samples: int, batch: int, num_streams: int) -> list[Batch]:
-    """The first `samples` samples of a source in batches of at most `batch` samples.
+def cut_into_batches(samples: int, batch: int, streams: Sequence[int]) -> list[Batch]:
+    """The first `samples` samples of a source's streams in batches of at most `batch` samples.
 
     Each stream gives as many samples as the others, or one more or less. So as many samples as an
     epoch has are all its samples.
     """
     found = []
-    for stream, own in enumerate(balanced(samples, num_streams)):
+    for stream, own in zip(streams, balanced(samples, len(streams)), strict=True):
         sizes = balanced(own, -(-own // batch)) if own else ()
         starts = accumulate(sizes, initial=0)
         found += [

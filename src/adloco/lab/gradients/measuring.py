@@ -12,6 +12,7 @@ from adloco.lab.gradients.full_gradient import FullGradient, cut_into_batches, f
 from adloco.run.environment import choose_precision
 from adloco.run.json_files import finite
 from adloco.run.trained import Trained, own_task
+from adloco.tasks.island_texts import open_streams
 
 DEFAULT_SAMPLES = 512
 Advance = Callable[[int, int], None]
@@ -60,7 +61,7 @@ def measure_gradients(
         f"--samples must be <= {there}, the samples of the training data, got {chosen}; 0 takes "
         "all",
     )
-    batches = cut_into_batches(chosen, size, streams)
+    batches = cut_into_batches(chosen, size, open_streams(task, streams))
     require(
         len(batches) > 1,
         f"{chosen} samples are one batch of {size}, but at least two batches are compared; raise "
