@@ -105,8 +105,8 @@ def test_numbers_are_shown_with_their_unit() -> None:
     assert ROUND["bytes_sent"].number(45_678) == "0.0457", "of MB, where a column has the unit"
     assert ROUND["memory_bytes"].text(3 * 2**20) == "3 MiB"
     assert ROUND["train_loss"].text(1.23456) == "1.2346"
-    losses = (0.0123456, 1.23456e-4, -1.23456e-5, 0.0, math.nan)
-    shown = ["0.0123", "0.000123", "-1.23e-05", "0.0000", "nan"]
+    losses = (0.0123456, 1.23456e-4, -1.23456e-5, 0.0, 12345.6, 1.23456e21, math.nan)
+    shown = ["0.0123", "0.000123", "-1.23e-05", "0.0000", "12345.6000", "1.23e+21", "nan"]
     assert [ROUND["train_loss"].number(loss) for loss in losses] == shown
     assert SYNC["compression_ratio"].text(3.94) == "3.9 x"
     assert TRAINER["noise_scale"].text(None) == "-"

@@ -36,7 +36,7 @@ class Unit:
     @property
     def least(self) -> float:
         """Smaller numbers have three digits, because `form` would show few or none of a loss or of
-        bytes.
+        bytes; and so have losses from 1e8 on, of which it would show too many.
         """
         return 0.1 if self.shown == "MB" else 0.01 if self.form in (".3f", ".4f") else 0.0
 
@@ -73,7 +73,9 @@ class Metric:
     def number(self, value: float) -> str:
         """The value without its unit."""
         shown = value / self.unit.scale if self.unit.scale != 1 else value
-        return format(shown, ".3g" if 0 < abs(shown) < self.unit.least else self.unit.form)
+        least, size = self.unit.least, abs(shown)
+        far = 0 < size < least or (least == 0.01 and size >= 1e8)
+        return format(shown, ".3g" if far else self.unit.form)
 
     @property
     def axis(self) -> str:
