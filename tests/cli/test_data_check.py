@@ -122,3 +122,13 @@ def test_the_most_frequent_label_is_that_of_the_evaluated_texts(
     words += [str(tokenizer), "--data.validation_samples", "4", "--task.evaluation_per_class", "1"]
     out = check(words, tmp_path, capsys)
     assert "to evaluate on: 1 x 0, 1 x 1, so always the most frequent one is right for 50.0%" in out
+
+
+def test_of_many_labels_the_first_are_shown(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "a.jsonl", ["one"] * 4, [0, 0, 31, 0])
+    words = ["--task.kind", "classification", "--data.path", str(path), "--data.tokenizer"]
+    out = check([*words, str(tokenizer), "--data.validation_samples", "1"], tmp_path, capsys)
+    assert "labels to train on: 2 x 0, 0 x 1, " in out
+    assert "0 x 19 and 12 labels more; to evaluate on: 1 x 0, " in out

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 240
+SHOWN_LABELS = 20
 BLOCK = 2**20
 """Tokens that are counted at a time."""
 
@@ -134,7 +135,9 @@ def _add_counts(
 
 
 def _each(counts: Sequence[int] | NDArray[np.int64]) -> str:
-    return ", ".join(f"{count:,} x {label}" for label, count in enumerate(counts))
+    shown = ", ".join(f"{count:,} x {label}" for label, count in enumerate(counts[:SHOWN_LABELS]))
+    more = len(counts) - SHOWN_LABELS
+    return f"{shown} and {more:,} labels more" if more > 0 else shown
 
 
 def _show(heading: str, texts: Iterable[str], console: Console) -> None:
