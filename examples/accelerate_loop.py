@@ -58,7 +58,6 @@ def main() -> None:
         outer=make_outer(),
         sync_every=SYNC_EVERY,
         placement=placement,
-        num_workers=num_workers,
     )
 
     step = 0

@@ -55,7 +55,6 @@ class OuterSync(TrainerCallback):
             outer=make_outer(),
             sync_every=SYNC_EVERY,
             placement=placement,
-            num_workers=self.num_workers,
         )
 
     def on_step_end(

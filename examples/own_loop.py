@@ -27,9 +27,7 @@ def main() -> None:
     replicas = [nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)) for _ in here]
     optimizers = [torch.optim.AdamW(replica.parameters(), lr=3e-3) for replica in replicas]
     outer = adloco.OuterOptimizer(lr=0.7, options={"momentum": 0.6, "nesterov": True})
-    diloco = adloco.DiLoCo(
-        replicas, outer=outer, sync_every=20, placement=placement, num_workers=NUM_WORKERS
-    )
+    diloco = adloco.DiLoCo(replicas, outer=outer, sync_every=20, placement=placement)
 
     for step in range(400):
         for worker, replica, optimizer in zip(here, replicas, optimizers, strict=True):

@@ -35,6 +35,7 @@ from adloco import (
     Int4,
     Int8,
     NonFiniteLossError,
+    OneProcess,
     OuterOptimizer,
     Streaming,
     place,
@@ -392,8 +393,27 @@ def test_a_state_that_was_not_copied_changes_nothing() -> None:
     assert [model.weight[0, 0].item() for model in models] == [1.0, 5.0]  # type: ignore[index, operator]
 
 
+def without_a_placement() -> tuple[list[str], int]:
+    found = []
+    for build in (
+        lambda: DiLoCo(linear(), sync_every=1),
+        lambda: make_run(placement=None),
+    ):
+        with pytest.raises(ValueError, match="this process is one of several ranks") as caught:
+            build()
+        found.append(str(caught.value))
+    return found, DiLoCo(linear(), sync_every=1, placement=place(2)).num_workers
+
+
+def test_ranks_without_a_placement_are_refused_and_one_says_how_many_workers_there_are() -> None:
+    """Each rank would train alone, and no number would show it."""
+    for (own_loop, rounds), workers in run_on_ranks(without_a_placement, 2):
+        assert own_loop == rounds and "placement=adloco.place(number of workers)" in rounds
+        assert workers == 2
+
+
 def wrapped_in_ddp() -> str:
-    for given in ({}, {"placement": place(1, replica_size=2), "num_workers": 1}):
+    for given in ({"placement": OneProcess()}, {"placement": place(1, replica_size=2)}):
         # One worker on both ranks, whose gradients they share.
         DiLoCo(DistributedDataParallel(linear()), sync_every=1, **given)  # type: ignore[arg-type]
     held = nn.Sequential(DistributedDataParallel(linear()))

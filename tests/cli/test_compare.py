@@ -220,6 +220,28 @@ def test_a_run_without_rounds_has_failed(
     assert f"diloco, seed 1: failed: {file} has lost its last rounds\n" in out
 
 
+def test_arms_without_a_common_seed_have_no_difference_and_are_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two recipes whose files have other seeds, each trained twice: 0 and 1, and 3 and 4."""
+    runs = [
+        finished_run(tmp_path / f"{name}{seed}", 2.0, run__name=name, run__seed=str(seed), **more)
+        for name, first, more in (("a", 0, {}), ("b", 3, {"outer__lr": "0.5"}))
+        for seed in (first, first + 1)
+    ]
+    assert main(["compare", *runs, "--run.folder", str(tmp_path / "study")]) == 0
+    said = (
+        "2 seeds of each arm. No seed is shared by a (0, 1) and b (3, 4), so no difference between "
+        "them is shown; train all arms with the same run.seed.\n"
+    )
+    out = capsys.readouterr().out
+    assert said in out and "Differences" not in out
+    third = finished_run(tmp_path / "b1", 2.0, run__name="b", run__seed="1", outer__lr="0.5")
+    assert main(["compare", *runs, third, "--run.folder", str(tmp_path / "more")]) == 0
+    out = capsys.readouterr().out
+    assert "No seed is shared" not in out and "Differences" in out
+
+
 def test_one_seed_is_not_lower_than_three(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,9 +26,10 @@ from adloco.algorithms.stage import Option
 from adloco.algorithms.state_parts import RUN, local_parts, of_workers, require_parts, run_part
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
+from adloco.distributed.launch.launcher import alone
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.islands import island_of
-from adloco.distributed.placement.placement import OneProcess, Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object
 from adloco.errors import require
@@ -49,7 +50,8 @@ class AdLoCo:
         learning_rate: A factor on the inner optimizers' own rates; None: their rates are constant.
         execution: Mixed precision, compilation and the seed; None: the defaults.
         options: What acts in the rounds besides, such as `Gate`.
-        placement: Where the workers live, from `place`; None: in this process.
+        placement: Where the workers live, from `place`; None: in this process, where it is not one
+            of several ranks.
 
     Raises:
         ValueError: The settings cannot work together.
@@ -70,7 +72,7 @@ class AdLoCo:
         placement: Placement | None = None,
     ) -> None:
         self.method = method
-        self.placement = placement or OneProcess()
+        self.placement = placement or alone()
         self._syncing = syncing
         self._batching = batching or Batching()
         merging, execution = merging or Merging(), execution or Execution()

@@ -26,9 +26,10 @@ from adloco.algorithms.replica_checks import (
     check_wrappers,
     sent_by,
 )
+from adloco.distributed.launch.launcher import alone
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers, written_tensors
-from adloco.distributed.placement.placement import OneProcess, Placement
+from adloco.distributed.placement.placement import Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import require
@@ -57,8 +58,10 @@ class DiLoCo:
             layers; None: one sync at the end. With streaming, or with a lossy wire format, replicas
             may differ after a sync too: see `average_replicas`.
         memory: Where global parameters, outer optimizer state and residuals are kept.
-        placement: Where all workers of the run live, from `place`; None: in this process.
-        num_workers: Workers of the run; None: those in `models` are all.
+        placement: Where all workers of the run live, from `place`; None: in this process, where it
+            is not one of several ranks.
+        num_workers: Workers of the run; None: those of the placement, or in one process those in
+            `models`.
 
     Raises:
         ValueError: The settings do not fit together or do not fit the models.
@@ -84,8 +87,9 @@ class DiLoCo:
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
         self.sync_every = int(sync_every)  # See `step`.
-        self.placement = placement or OneProcess()
-        self.num_workers = len(self.models) if num_workers is None else num_workers
+        self.placement = placement or alone()
+        known = (num_workers, self.placement.num_workers, len(self.models))
+        self.num_workers = next(number for number in known if number is not None)
         self._here = self.placement.local(range(self.num_workers))
         require(
             len(self.models) == len(self._here),

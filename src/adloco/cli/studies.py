@@ -28,7 +28,7 @@ from adloco.report.table import Table
 from adloco.run.stored import check_written_records
 from adloco.study.arms import StudyRun
 from adloco.study.comparison import Comparison, compare
-from adloco.study.fairness import inequalities
+from adloco.study.fairness import inequalities, unpaired
 from adloco.study.training import ENDED, LOGS, Job, StudyInterruptedError, train_missing
 
 
@@ -61,6 +61,8 @@ def run_study(
     )
     for arm, notice in short.items():
         console.print(f"{arm}: {notice}", soft_wrap=True)
+    if (alone := unpaired(runs)) and not all(run.finished for run in runs):
+        console.print(alone, soft_wrap=True)
     try:
         jobs = train_all(runs, folder, arguments.parallel, console)
     except StudyInterruptedError:

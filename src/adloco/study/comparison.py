@@ -20,7 +20,7 @@ from adloco.run.folder import SUMMARY
 from adloco.run.json_files import finite, read_json
 from adloco.run.records import METRICS, Records
 from adloco.study.arms import StudyRun
-from adloco.study.fairness import differences, held_equal, inequalities
+from adloco.study.fairness import differences, held_equal, inequalities, unpaired
 from adloco.study.links import bytes_sent, link_seconds, num_syncs
 from adloco.study.statistics import Difference, Spread, first_crossing, paired_difference
 
@@ -102,7 +102,9 @@ class Comparison:
         parallel = [arm for arm, runs in self.arms.items() if runs[0].run.recipe.data_parallel]
         names = ", ".join(parallel)
         taken = f" {names}: {self.replicas} replicas that sync in each step." if parallel else ""
-        return f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}.{taken}{self.warning}"
+        alone = unpaired([run.run for runs in self.arms.values() for run in runs])
+        held = f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}."
+        return f"{held}{alone and f' {alone}'}{taken}{self.warning}"
 
     @property
     def differing(self) -> str:

@@ -2,6 +2,7 @@
 and budget.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from adloco.config.finding import held_by, setting_facts
@@ -68,6 +69,23 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[s
         for setting, values in _values(runs)
         if held_by(setting) and setting not in varied
     ]
+
+
+def unpaired(runs: Sequence[StudyRun]) -> str:
+    """A sentence about two arms that share no seed, and so have no difference that is paired by
+    seed; empty if all pairs share one.
+    """
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.arm, set()).add(run.seed)
+    for pair in itertools.combinations(seeds, 2):
+        if seeds[pair[0]].isdisjoint(seeds[pair[1]]):
+            texts = (f"{arm} ({', '.join(map(str, sorted(seeds[arm])))})" for arm in pair)
+            return (
+                f"No seed is shared by {' and '.join(texts)}, so no difference between them is "
+                "shown; train all arms with the same run.seed."
+            )
+    return ""
 
 
 def held_equal(runs: Sequence[StudyRun]) -> list[str]:

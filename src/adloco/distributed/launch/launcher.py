@@ -207,6 +207,22 @@ def place(
     return Placement(ids, device, threads, shards, replicas, timeout_seconds, sharing)
 
 
+def alone() -> OneProcess:
+    """All workers in this process, where it is not one of several ranks: without a placement each
+    would train alone, and nothing would show it.
+
+    Raises:
+        ValueError: It is one of several.
+    """
+    require(
+        num_ranks() == 1,
+        "this process is one of several ranks; give placement=adloco.place(number of workers), "
+        "called inside `with adloco.process_group():`, or placement=adloco.OneProcess() to train "
+        "on this rank alone",
+    )
+    return OneProcess()
+
+
 def _ranks_sharing(device: torch.device, ranks_per_worker: int) -> int:
     """Ranks that compute on this rank's GPU; 1 on a CPU. Only islands of one rank may share one,
     because NCCL, which joins the ranks of an island, wants a GPU for each. Called on all ranks,

@@ -116,6 +116,11 @@ class Placement:
             torch.set_num_threads(1)
 
     @property
+    def num_workers(self) -> int | None:
+        """Workers of the run; None in one process, which hosts as many as it is given."""
+        return None if self._alone else len(self._places)
+
+    @property
     def is_island_first(self) -> bool:
         """True in the process that writes the state of its island's workers."""
         return self._position == 0
@@ -256,7 +261,7 @@ class Placement:
         return self._reduced([number], dist.ReduceOp.SUM)[0]
 
     def total_bytes(self) -> Bytes:
-        """Bytes that all ranks have given to collectives so far."""
+        """Bytes that all ranks have given to collectives so far; call it on all ranks."""
         return Bytes(*self._reduced(self.traffic.total(), dist.ReduceOp.SUM))
 
     def _reduced(
