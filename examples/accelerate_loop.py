@@ -53,12 +53,7 @@ def main() -> None:
     optimizer, loader = accelerator.prepare(optimizer, make_loader())
     num_workers = accelerator.num_processes
     placement = adloco.place(num_workers, accelerator.device.type)
-    diloco = adloco.DiLoCo(
-        model,
-        outer=make_outer(),
-        sync_every=SYNC_EVERY,
-        placement=placement,
-    )
+    diloco = adloco.DiLoCo(model, outer=make_outer(), sync_every=SYNC_EVERY, placement=placement)
 
     step = 0
     while step < STEPS:

@@ -51,10 +51,7 @@ class OuterSync(TrainerCallback):
         # Here and not earlier: the Trainer has loaded a resumed model's checkpoint by now.
         placement = adloco.place(self.num_workers, args.device.type)
         self.diloco = adloco.DiLoCo(
-            model,
-            outer=make_outer(),
-            sync_every=SYNC_EVERY,
-            placement=placement,
+            model, outer=make_outer(), sync_every=SYNC_EVERY, placement=placement
         )
 
     def on_step_end(

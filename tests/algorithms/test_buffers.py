@@ -145,7 +145,7 @@ def random_features(seed: int) -> nn.Module:
 def features_of_ranks() -> list[list[float]]:
     placement = place(2)
     alone, both = random_features(placement.rank), random_features(placement.rank)
-    DiLoCo(alone, sync_every=1, placement=placement, num_workers=2)
+    DiLoCo(alone, sync_every=1, placement=placement)
     placement.broadcast_model(both)
     return [alone.features.tolist(), both.features.tolist()]  # type: ignore[union-attr, operator]
 

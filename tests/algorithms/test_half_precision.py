@@ -297,7 +297,7 @@ def test_replicas_of_a_loop_begin_alike_frozen_parameters_and_counts_too() -> No
 def alike_on_ranks() -> list[Tensor]:
     placement = place(3)
     models = [Mixed(float(worker + 1)) for worker in placement.local(range(3))]
-    DiLoCo(models, outer=None, sync_every=1, placement=placement, num_workers=3)
+    DiLoCo(models, outer=None, sync_every=1, placement=placement)
     return [tensor for model in models for tensor in everything(model)]
 
 

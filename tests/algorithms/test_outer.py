@@ -304,8 +304,6 @@ def test_refusal() -> None:
         DiLoCo(embeddings, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
-    with pytest.raises(ValueError, match="for each of the 0 workers here, got 1"):
-        DiLoCo(linear(), outer=None, sync_every=1, num_workers=0)
     with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
         DiLoCo(linear(), outer=None, sync_every=2.5)  # type: ignore[arg-type]
     with pytest.raises(
@@ -314,10 +312,6 @@ def test_refusal() -> None:
         DiLoCo([linear(), linear().to("meta")], outer=None, sync_every=1)
     with pytest.raises(ValueError, match="models must have parameters that require gradients"):
         DiLoCo(linear().requires_grad_(False), outer=None, sync_every=1)
-    with pytest.raises(
-        ValueError, match="models must have one model for each of the 3 workers here, got 1"
-    ):
-        DiLoCo(linear(), outer=None, sync_every=1, num_workers=3)
     with pytest.raises(ValueError, match=r"got 0.5; write outer=adloco.OuterOptimizer\(lr=0.5\)"):
         DiLoCo(linear(), outer=0.5, sync_every=1)  # type: ignore[arg-type]
     for wire in ("int4", Int4):
@@ -402,6 +396,8 @@ def without_a_placement() -> tuple[list[str], int]:
         with pytest.raises(ValueError, match="this process is one of several ranks") as caught:
             build()
         found.append(str(caught.value))
+    with pytest.raises(ValueError, match="one model for each of the 1 workers here, got 2"):
+        DiLoCo([linear(), linear()], sync_every=1, placement=place(2))
     return found, DiLoCo(linear(), sync_every=1, placement=place(2)).num_workers
 
 
@@ -418,13 +414,13 @@ def wrapped_in_ddp() -> str:
         DiLoCo(DistributedDataParallel(linear()), sync_every=1, **given)  # type: ignore[arg-type]
     held = nn.Sequential(DistributedDataParallel(linear()))
     with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients"):
-        DiLoCo(held, sync_every=1, placement=place(2), num_workers=2)
+        DiLoCo(held, sync_every=1, placement=place(2))
     on_cpu = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
     for shard in (fully_shard, on_cpu):
         with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients"):
-            DiLoCo(shard(linear()), sync_every=1, placement=place(2), num_workers=2)
+            DiLoCo(shard(linear()), sync_every=1, placement=place(2))
     with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients") as refused:
-        DiLoCo(DistributedDataParallel(linear()), sync_every=1, placement=place(2), num_workers=2)
+        DiLoCo(DistributedDataParallel(linear()), sync_every=1, placement=place(2))
     return str(refused.value)
 
 
@@ -450,11 +446,11 @@ def sharded_elsewhere() -> list[str]:
     ):
         placement = place(2, **sizes)  # type: ignore[arg-type]
         with pytest.raises(ValueError) as refused:
-            DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
+            DiLoCo(model, sync_every=1, placement=placement)
         found.append(str(refused.value))
     whole = {"process_group": own[rank // 2], "sharding_strategy": ShardingStrategy.NO_SHARD}
     replicas = place(2, replica_size=2)
-    DiLoCo(on_cpu(linear(), **whole), sync_every=1, placement=replicas, num_workers=2)  # type: ignore[arg-type]
+    DiLoCo(on_cpu(linear(), **whole), sync_every=1, placement=replicas)  # type: ignore[arg-type]
     return found
 
 
@@ -476,7 +472,7 @@ def in_tensor_parallel(wire: Int8 | None) -> list[list[float]]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
     placement = place(2, shard_size=2)
-    settings = {"placement": placement, "num_workers": 2, "wire": wire}
+    settings = {"placement": placement, "wire": wire}
     diloco = DiLoCo(model, outer=None, sync_every=1, **settings)  # type: ignore[arg-type]
     before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
     with torch.no_grad():
@@ -500,7 +496,7 @@ def test_models_in_tensor_parallel_are_synced(wire: Int8 | None) -> None:
 def on_islands_of_two() -> tuple[list[float], list[float], str]:
     """Worker m, of ranks 2m and 2m + 1, moves by m."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
-    model, rank, two = linear(), dist.get_rank(), {"outer": None, "sync_every": 1, "num_workers": 2}
+    model, rank, two = linear(), dist.get_rank(), {"outer": None, "sync_every": 1}
     model.register_buffer("seen", torch.zeros(2))
     fully_shard(model, mesh=mesh)
     diloco = DiLoCo(model, placement=place(2, shard_size=2), **two)  # type: ignore[arg-type]
@@ -540,7 +536,7 @@ class Slow(Int8):
 
 def two_at_once() -> list[list[float]]:
     """One in flight, in two types and so in two exchanges, while the other one syncs."""
-    shared = {"outer": None, "placement": place(2), "num_workers": 2}
+    shared = {"outer": None, "placement": place(2)}
     one, other = nn.Sequential(linear(), linear().double()), nn.Linear(20, 1)
     streaming = Streaming(tau=1, alpha=0.0)
     first = DiLoCo(one, sync_every=2, wire=Slow(), streaming=streaming, **shared)  # type: ignore[arg-type]
@@ -680,7 +676,7 @@ def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
 def copied_within_a_round() -> bool:
     model = linear()
     fully_shard(model)
-    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2), num_workers=1)
+    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2))
     model(torch.ones(2, 3)).sum().backward()
     diloco.step()
     (saved,) = copy.deepcopy(diloco.state_dict())["replicas"]
@@ -697,7 +693,7 @@ def test_a_state_within_a_round_can_be_copied_with_shards() -> None:
 
 def each_with_its_own_settings() -> tuple[str, str]:
     placement = place(2)
-    given: dict[str, Any] = {"placement": placement, "num_workers": 2}
+    given: dict[str, Any] = {"placement": placement}
     with pytest.raises(ValueError, match="must be the same for all workers") as differing:
         DiLoCo(linear(), sync_every=2 + placement.rank, **given)
     with pytest.raises(ValueError, match="worker 0 has the outer optimizer: .*lr=0.5"):
@@ -789,7 +785,7 @@ def test_a_state_of_another_schedule_begins_a_round_and_loses_no_step() -> None:
 
 def states_of_two_rounds() -> str:
     models = [linear()]
-    diloco = DiLoCo(models, sync_every=1, placement=place(2), num_workers=2)
+    diloco = DiLoCo(models, sync_every=1, placement=place(2))
     older = copy.deepcopy(diloco.state_dict())
     diloco.step()
     newer = diloco.state_dict()

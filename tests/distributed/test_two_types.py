@@ -97,7 +97,7 @@ def parts_on_ranks(diloco: bool) -> list[list[float]]:
     model = nn.Linear(2, 1)
     model.quantised = nn.Parameter(TwoTensor(own, 10 * own), requires_grad=False)
     if diloco:
-        DiLoCo(model, sync_every=1, placement=placement, num_workers=2)
+        DiLoCo(model, sync_every=1, placement=placement)
     else:
         placement.broadcast_model(model)
     weight: Any = model.quantised

@@ -60,8 +60,6 @@ class DiLoCo:
         memory: Where global parameters, outer optimizer state and residuals are kept.
         placement: Where all workers of the run live, from `place`; None: in this process, where it
             is not one of several ranks.
-        num_workers: Workers of the run; None: those of the placement, or in one process those in
-            `models`.
 
     Raises:
         ValueError: The settings do not fit together or do not fit the models.
@@ -78,7 +76,6 @@ class DiLoCo:
         streaming: Streaming | None = None,
         memory: OuterMemory | None = None,
         placement: Placement | None = None,
-        num_workers: int | None = None,
     ) -> None:
         require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
         require(sync_every % 1 == 0, f"sync_every must be a whole number, got {sync_every}")
@@ -88,8 +85,8 @@ class DiLoCo:
         require(bool(self.models), "models must have at least one model, got none")
         self.sync_every = int(sync_every)  # See `step`.
         self.placement = placement or alone()
-        known = (num_workers, self.placement.num_workers, len(self.models))
-        self.num_workers = next(number for number in known if number is not None)
+        of_ranks = self.placement.num_workers
+        self.num_workers = len(self.models) if of_ranks is None else of_ranks
         self._here = self.placement.local(range(self.num_workers))
         require(
             len(self.models) == len(self._here),
