@@ -51,3 +51,14 @@ def test_what_the_user_has_set_stays() -> None:
         check=True,
     )
     assert done.stderr == "ACTIVE\n"
+
+
+def test_ctrl_c_while_python_ends_changes_nothing_any_more() -> None:
+    """A second one may come after the run was saved, as the libraries are closed."""
+    code = (
+        "import atexit, os, signal, sys; "
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); "
+        "import adloco.__main__ as entry; sys.argv = ['adloco', 'recipes']; sys.exit(entry.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

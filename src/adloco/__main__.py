@@ -1,6 +1,8 @@
 """`adloco`, which is also `python -m adloco`."""
 
+import atexit
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -10,14 +12,18 @@ from pathlib import Path
 def main() -> int:
     """Run the command line and return its exit code.
 
-    Ctrl+C while its modules are imported ends it as quietly as any later one.
+    Ctrl+C while its modules are imported ends it as quietly as any later one, and one that comes
+    while Python ends changes nothing any more.
     """
     try:
         if _others_compute():
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from adloco.cli.main import main as run
 
-        return run()
+        code = run()
+        # Last, so that it is called first: before what libraries do at exit.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("adloco: interrupted\n")
         return 130

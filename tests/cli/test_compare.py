@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER
+from adloco.run.folder import lock_held
 
 
 @pytest.fixture
@@ -159,6 +161,36 @@ def test_a_study_that_was_stopped_resumes(common: list[str], tmp_path: Path) -> 
     assert len(found[0].read_text().splitlines()) == 8
     stopped, whole = (arm["final"]["val_loss"]["mean"] for arm in compared(folder)["arms"])
     assert stopped == whole
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_a_folder_has_one_study_at_a_time(
+    common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of two at once called the runs failed that the other one trained, and their pages had
+    half of the seeds each.
+    """
+    folder = tmp_path / "study"
+    folder.mkdir()
+    words = ["compare", "diloco", "b=diloco@--method.sync_every 2", *common, "--parallel", "2"]
+    words += ["--run.tokens", "1024"]
+    with lock_held(folder, "study"):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error == (
+            f"adloco: study folder {str(folder)!r} is in use by another process; wait until it has "
+            "ended, or end it\n"
+        )
+        assert not [*folder.glob("runs/*")]
+    assert main(words) == 0
+    with lock_held(folder, "study"):  # All runs have ended: they are only compared.
+        assert main(words) == 0
+    log = next(folder.glob("logs/*.log"))
+    with log.open("w") as orphan:  # Of a run that a killed study left behind.
+        shutil.rmtree(folder / "runs")
+        assert main(words) == 0
+        orphan.write("round 9\n")
+    assert "round 9" not in log.read_text()
 
 
 def test_a_run_that_fails_is_counted_and_gives_exit_code_1(

@@ -195,27 +195,41 @@ def finished(folder: Path) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock while the context lasts.
-
-    The lock's file stays. If it were removed, a process that had opened it before could lock the
-    removed file while another one locks a new file of that name, and both would train the run.
+    """Hold the lock of a run's folder while the context lasts.
 
     Raises:
         ValueError: Another process holds it, or the folder has links in it.
     """
     check_links(folder)
+    with lock_held(folder, "run"):
+        yield
+
+
+@contextmanager
+def lock_held(folder: Path, whose: str) -> Iterator[None]:
+    """Hold the lock of a folder while the context lasts.
+
+    The lock's file stays. If it were removed, a process that had opened it before could lock the
+    removed file while another one locks a new file of that name, and both would train the run.
+
+    Args:
+        whose: "run" or "study".
+
+    Raises:
+        ValueError: Another process holds it.
+    """
     lock = FileLock(folder / LOCK, blocking=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise ValueError(
-            f"run folder {str(folder)!r} is in use by another process; wait until it has ended, or "
-            "end it"
+            f"{whose} folder {str(folder)!r} is in use by another process; wait until it has "
+            "ended, or end it"
         ) from error
     except OSError as error:
         raise ValueError(
-            f"run folder {str(folder)!r} cannot be written ({error.strerror}); make it writable, "
-            "or copy it and resume the copy"
+            f"{whose} folder {str(folder)!r} cannot be written ({error.strerror}); make it "
+            "writable, or copy it and resume the copy"
         ) from error
     try:
         yield

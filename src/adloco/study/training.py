@@ -1,7 +1,6 @@
 """Training the runs of a study that are missing, each in a process of its own."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.budget import part_used
 from adloco.run.checkpoint import list_checkpoints
-from adloco.run.folder import CHECKPOINTS, is_locked
+from adloco.run.folder import CHECKPOINTS, is_locked, lock_held
 from adloco.run.records import Records
 from adloco.study.arms import StudyRun
 
@@ -66,6 +65,7 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
 
     Raises:
         StudyInterruptedError: A signal came.
+        ValueError: Another study trains in the folder.
     """
     require(parallel >= 1, f"--parallel must be >= 1, got {parallel}")
     jobs = [Job(run=run, state="done" if run.finished else "waiting", part=1.0) for run in runs]
@@ -77,7 +77,10 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
         return
     logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    with signals_passed_to(lambda: [job.process for job in jobs if job.process]) as received:
+    with (
+        lock_held(folder, "study"),
+        signals_passed_to(lambda: [job.process for job in jobs if job.process]) as received,
+    ):
         while any(job.state in ("waiting", "running") for job in jobs):
             running = [job for job in jobs if job.state == "running"]
             waiting = [job for job in jobs if job.state == "waiting"]
@@ -103,7 +106,6 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
     else:
-        shutil.rmtree(run.folder, ignore_errors=True)  # Killed before its first checkpoint.
         recipe = logs.parent / "recipes" / f"{run.folder.name}.toml"
         recipe.parent.mkdir(parents=True, exist_ok=True)
         own = replace(run.recipe, run=replace(run.recipe.run, folder=str(run.folder)))
@@ -115,7 +117,9 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
         threads = str(max(1, num_cores() // parallel))
         command += ["--run.threads", threads]
         shared["OMP_NUM_THREADS"] = threads
-    with _log(run, logs).open("wb") as out:
+    log = _log(run, logs)
+    log.unlink(missing_ok=True)  # A run of a study that was killed may still write to it.
+    with log.open("wb") as out:
         job.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
