@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER
-from adloco.run.folder import lock_held
+from adloco.run.folder import lock_held, locked
 
 
 @pytest.fixture
@@ -191,6 +192,31 @@ def test_a_folder_has_one_study_at_a_time(
         assert main(words) == 0
         orphan.write("round 9\n")
     assert "round 9" not in log.read_text()
+
+
+@pytest.mark.usefixtures("warm_python")
+def test_a_run_that_another_process_trains_is_waited_for(
+    common: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study that was killed has left it behind; it ends while the next one waits."""
+    words = ["compare", "diloco", "b=diloco@--method.sync_every 2", *common, "--run.tokens", "1024"]
+    assert main(words) == 0
+    run, _ = sorted((tmp_path / "study" / "runs").iterdir())
+    summary, looks, sleep = (run / "summary.json").read_text(), list[float](), time.sleep
+    with ExitStack() as other:
+        other.enter_context(locked(run))
+        (run / "summary.json").unlink()
+
+        def ends_at_the_third(seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) == 3:
+                (run / "summary.json").write_text(summary)
+                other.close()
+            sleep(0)
+
+        monkeypatch.setattr(time, "sleep", ends_at_the_third)
+        assert main(words) == 0
+    assert len(looks) >= 3 and len((run / "starts.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_run_that_fails_is_counted_and_gives_exit_code_1(

@@ -56,8 +56,8 @@ class StudyInterruptedError(Exception):
 def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iterator[list[Job]]:
     """Train the runs that have not ended, and yield all jobs again and again until they have.
 
-    A run that was cut off is resumed. Ctrl+C and a signal to end are passed to the processes, which
-    save, and no process outlives the iteration.
+    A run that was cut off is resumed, once no other process trains it any more. Ctrl+C and a
+    signal to end are passed to the processes, which save, and no process outlives the iteration.
 
     Args:
         folder: The study's folder, for the output of the processes.
@@ -100,8 +100,10 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
 
 def _start(job: Job, logs: Path, parallel: int) -> None:
     run = job.run
-    if is_locked(run.folder):
-        job.state, job.problem = "failed", "its folder is in use by another process; wait for that"
+    if is_locked(run.folder):  # By a process that a killed study left behind, which trains it.
+        return
+    if run.finished:
+        job.state, job.part = "done", 1.0
         return
     if list_checkpoints(run.folder / CHECKPOINTS):
         words = ["--resume", str(run.folder)]
