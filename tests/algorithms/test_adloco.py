@@ -288,8 +288,13 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     data.before(5, stopped.stop)
     assert list(stopped.rounds(3)) == []
     assert stopped.state.in_round
-    with pytest.raises(ValueError, match="a round is in progress"):
-        stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
+    for use in (
+        lambda: stopped.evaluate(lambda model, part, parts: (0.0, 1.0)),
+        lambda: stopped.model(0),
+        stopped.average_replicas,
+    ):
+        with pytest.raises(ValueError, match="a round is in progress"):
+            use()
     state = copy.deepcopy(stopped.state_dict())
     workers = state["run"]["workers"].values()
     assert {len(worker["round"]["losses"]) for worker in workers} != {3}
@@ -299,6 +304,8 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     for run in (resumed, stopped):  # A stop ends one round, not those after it.
         assert list(run.rounds(3)) == expected[1:]
         assert params_of(run).equal(params_of(whole))
+    with pytest.raises(ValueError, match=r"there is no trainer 2; living ones are \[0, 1\]"):
+        whole.model(2)
 
 
 def test_a_last_step_of_fewer_samples_by_hand() -> None:
@@ -861,6 +868,21 @@ def test_running_statistics_go_on_from_a_checkpoint() -> None:
     once.round()
     resumed.round()
     assert running_statistics(resumed) == running_statistics(once)
+
+
+def test_a_state_of_a_model_with_other_counts_is_refused() -> None:
+    """A copy would repeat the one count of the state."""
+
+    def counting(size: int) -> AdLoCo:
+        def build() -> nn.Module:
+            model = linear()
+            model.register_buffer("counts", torch.zeros(size, dtype=torch.int64))
+            return model
+
+        return make_run(build_model=build)
+
+    with pytest.raises(ValueError, match="the state is that of a model with other buffers; load"):
+        counting(3).load_state_dict(counting(1).state_dict())
 
 
 def test_a_report_is_shown_in_a_line() -> None:
