@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -797,6 +798,10 @@ def test_reports_are_plain_values() -> None:
         (
             {"batch": NormTest(), "switch": SwitchMode(max_micro_batch=1)},
             "switch.max_micro_batch must be >= 2 for this batch rule",
+        ),
+        (
+            {"batch": SimpleNamespace(fewest_groups=5)},
+            "test.groups must be >= 5 for this batch rule, got 4",
         ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
     ],
