@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,8 +289,13 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     data.before(5, stopped.stop)
     assert list(stopped.rounds(3)) == []
     assert stopped.state.in_round
-    with pytest.raises(ValueError, match="a round is in progress"):
-        stopped.evaluate(lambda model, part, parts: (0.0, 1.0))
+    for use in (
+        lambda: stopped.evaluate(lambda model, part, parts: (0.0, 1.0)),
+        lambda: stopped.model(0),
+        stopped.average_replicas,
+    ):
+        with pytest.raises(ValueError, match="a round is in progress"):
+            use()
     state = copy.deepcopy(stopped.state_dict())
     workers = state["run"]["workers"].values()
     assert {len(worker["round"]["losses"]) for worker in workers} != {3}
@@ -299,6 +305,8 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     for run in (resumed, stopped):  # A stop ends one round, not those after it.
         assert list(run.rounds(3)) == expected[1:]
         assert params_of(run).equal(params_of(whole))
+    with pytest.raises(ValueError, match=r"there is no trainer 2; living ones are \[0, 1\]"):
+        whole.model(2)
 
 
 def test_a_last_step_of_fewer_samples_by_hand() -> None:
@@ -791,6 +799,10 @@ def test_reports_are_plain_values() -> None:
             {"batch": NormTest(), "switch": SwitchMode(max_micro_batch=1)},
             "switch.max_micro_batch must be >= 2 for this batch rule",
         ),
+        (
+            {"batch": SimpleNamespace(fewest_groups=5)},
+            "test.groups must be >= 5 for this batch rule, got 4",
+        ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
     ],
 )
@@ -798,6 +810,11 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     changes = {"data": regression(2)} | changes
     with pytest.raises(ValueError, match=message):
         make_run(**changes)
+
+
+def test_micro_batches_of_one_sample_can_be_compared_if_all_accumulate() -> None:
+    report = make_run(batch=NormTest(), switch=SwitchMode(max_micro_batch=1, mode="always")).round()
+    assert report is not None and report.trainers[0].measured_grad_variance is not None
 
 
 @pytest.mark.parametrize(
@@ -861,6 +878,21 @@ def test_running_statistics_go_on_from_a_checkpoint() -> None:
     once.round()
     resumed.round()
     assert running_statistics(resumed) == running_statistics(once)
+
+
+def test_a_state_of_a_model_with_other_counts_is_refused() -> None:
+    """A copy would repeat the one count of the state."""
+
+    def counting(size: int) -> AdLoCo:
+        def build() -> nn.Module:
+            model = linear()
+            model.register_buffer("counts", torch.zeros(size, dtype=torch.int64))
+            return model
+
+        return make_run(build_model=build)
+
+    with pytest.raises(ValueError, match="the state is that of a model with other buffers; load"):
+        counting(3).load_state_dict(counting(1).state_dict())
 
 
 def test_a_report_is_shown_in_a_line() -> None:
@@ -959,13 +991,14 @@ def test_a_state_of_other_trainers_or_workers_is_refused() -> None:
             ValueError, match=r"the state has trainers \[0, 1\] and workers \[0, 1, "
         ):
             sized(trainers, workers).load_state_dict(state)
-    merging = {"merge": MergeSmallest(count=2, every=1)}
+    merging = {"merge": MergeSmallest(count=2, every=1, first_round=1)}
     merged = sized(2, 2, **merging)
     merged.round()
     again = sized(2, 2, **merging)
     again.load_state_dict(merged.state_dict())
-    losses = [next(each.rounds(1)).train_loss for each in (again, merged)]
-    assert losses[0] == losses[1]
+    assert list(again.trainers) == list(merged.trainers) == [0]
+    reports = [next(each.rounds(1)) for each in (again, merged)]
+    assert reports[0] == reports[1]
 
 
 def test_one_inner_optimizer_needs_no_list() -> None:

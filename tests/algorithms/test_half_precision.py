@@ -187,8 +187,9 @@ def test_shards_take_the_same_steps() -> None:
 
 
 @pytest.mark.parametrize("inner", [InnerAdamW(lr=1e-3), InnerMuon(lr=1e-3)], ids=["adamw", "muon"])
-def test_what_rounding_took_off_is_resumed(inner: Any) -> None:
-    """Stopped within a round, to the last bit."""
+@pytest.mark.parametrize("wire", [None, Int1(block=16)], ids=str)
+def test_what_rounding_took_off_is_resumed(inner: Any, wire: Any) -> None:
+    """Stopped within a round, to the last bit; with a lossy format residuals have what it took."""
 
     def fresh() -> AdLoCo:
         return make_run(
@@ -200,6 +201,7 @@ def test_what_rounding_took_off_is_resumed(inner: Any) -> None:
             outer=NESTEROV,
             data=regression(2),
             sync_every=7,
+            wire=wire,
         )
 
     whole, stopped = fresh(), fresh()
@@ -210,7 +212,8 @@ def test_what_rounding_took_off_is_resumed(inner: Any) -> None:
     resumed = fresh()
     resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
     list(resumed.rounds(3))
-    for one, other in zip(whole.model(0).parameters(), resumed.model(0).parameters(), strict=True):
+    models = whole.workers[0].model, resumed.workers[0].model
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert one.equal(other)
     state = resumed.workers[0].optimizers[0].state
     assert any(bool(each["lost"].any()) for each in state.values())

@@ -289,8 +289,9 @@ def test_streams_are_kept_or_balanced() -> None:
     ]
 
 
-def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters() -> None:
-    run = make_run(num_trainers=3, workers_per_trainer=1)
+@pytest.mark.parametrize("outer", [outer_sgd(1.0), None], ids=["sgd", "mean"])
+def test_a_freed_worker_that_joins_a_third_trainer_stands_at_its_parameters(outer: Any) -> None:
+    run = make_run(num_trainers=3, workers_per_trainer=1, outer=outer)
     list(run.rounds(2))
     third = params_of(run, 1)
     for trainer, request in enumerate((10, 60, 20)):
@@ -437,6 +438,7 @@ def test_running_statistics_are_averaged_as_parameters_are() -> None:
 
     run = two_trainers(build_model=model)
     one, other = (run.trainers[i].outer.buffers[0].clone() for i in (0, 1))
+    assert not one.equal(other)
     merge(run, MergeFates())
     for worker in run.workers.values():
         first, *_ = worker.replica.buffers

@@ -749,6 +749,8 @@ def test_a_state_that_counts_samples_is_for_the_same_fragments() -> None:
         if samples:
             with pytest.raises(ValueError, match="had other fragments when it was saved"):
                 plain.load_state_dict(streaming.state_dict())
+        else:
+            plain.load_state_dict(streaming.state_dict())
 
 
 def moved(diloco: DiLoCo, steps: int) -> list[tuple[float, float]]:

@@ -655,12 +655,18 @@ def test_drop_in_streams_as_the_run_does() -> None:
                 torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
 
 
-def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> None:
+@pytest.mark.parametrize("resumes", [False, True])
+def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent(resumes: bool) -> None:
     """By hand: three steps of 1, 3 and 5 against 1 sample each; a step without samples is no error
     if others had some.
     """
+
+    def begin() -> DiLoCo:
+        streaming = Streaming(tau=1, alpha=0.0)
+        return DiLoCo(models, outer=None, sync_every=3, streaming=streaming)
+
     models = [linear(), linear()]
-    diloco = DiLoCo(models, outer=None, sync_every=3, streaming=Streaming(tau=1, alpha=0.0))
+    diloco = begin()
     start = models[0].weight.detach().clone()
     moved, shares = [0.0, 0.0], []
     counts = [(0, 0), (3, 1), (5, 1), (1, 1), (1, 1), (2, 6)]
@@ -669,6 +675,9 @@ def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> No
         for model, move in zip(models, (1.0, 2.0), strict=True):
             model.weight.data += move  # type: ignore[operator]
         diloco.step(samples=samples)
+        if resumes:
+            state, diloco = copy.deepcopy(diloco.state_dict()), begin()
+            diloco.load_state_dict(state)
         moved = [moved[0] + 1, moved[1] + 2]
         shares.append(samples)
         if step in (1, 4):
@@ -678,6 +687,26 @@ def test_drop_in_weights_of_a_fragment_are_the_samples_since_it_was_sent() -> No
         if step in (2, 5):
             torch.testing.assert_close(models[0].weight.detach(), expected)
             moved = [0.0, 0.0]
+
+
+def test_drop_in_counts_samples_for_each_fragment_and_for_the_round() -> None:
+    """By hand: one worker has 0 and the other 3, so a mean is 3 times the share of the other. The
+    first fragment is sent after one step of two, the other and the buffers after both.
+    """
+    models = [nn.Sequential(nn.BatchNorm1d(1), nn.BatchNorm1d(1)) for _ in range(2)]
+    streaming = Streaming(fragments=2, alpha=0.0)
+    diloco = DiLoCo(models, outer=None, sync_every=2, streaming=streaming)
+    found = []
+    for samples in [(3, 1), (1, 1), (1, 3), (3, 1)]:
+        for model, value in zip(models, (0.0, 3.0), strict=True):
+            for layer in model:
+                nn.init.constant_(layer.weight, value)  # type: ignore[arg-type]
+                layer.running_mean.fill_(value)  # type: ignore[operator, union-attr]
+        diloco.step(samples=samples)
+        first, last = models[0]
+        seen = first.weight, last.weight, first.running_mean
+        found.append([each.item() for each in seen])  # type: ignore[union-attr, operator]
+    assert found == [[0.75, 0, 0], [0, 1, 1], [2, 0, 0], [0, 1.5, 1.5]]
 
 
 @pytest.mark.parametrize(
@@ -758,6 +787,9 @@ def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> No
     """In a lossy format differences of up to 4 cross in 4 bits a value."""
     models = [linear(), linear()]
     diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **diverging)
+    start = models[0].weight.detach().clone()
+    diloco.average_replicas()  # Before the first step there is nothing to average.
+    assert models[0].weight.equal(start) and models[1].weight.equal(start)  # type: ignore[operator]
     for _ in range(2):
         for model, move in zip(models, (1.0, 2.0), strict=True):
             model.weight.data += move * torch.tensor([1.0, 0.5, 0.25])  # type: ignore[operator]
@@ -770,6 +802,19 @@ def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> No
     diloco.step(samples=[3, 1])
     with pytest.raises(ValueError, match="average replicas after a step that returned True"):
         diloco.average_replicas()
+
+
+def test_drop_in_leaves_equal_replicas_as_they_are() -> None:
+    """A mean of three equal values would be rounded, and be sent for nothing."""
+    models = [linear(), linear(), linear()]
+    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=1)
+    for model, move in zip(models, (0.1, 0.2, 0.4), strict=True):
+        model.weight.data += move * torch.tensor([1.0, 0.5, 0.25])  # type: ignore[operator]
+    diloco.step()
+    before, sent = models[0].weight.detach().clone(), diloco.placement.traffic.between
+    diloco.average_replicas()
+    assert diloco.placement.traffic.between == sent > 0
+    assert all(model.weight.equal(before) for model in models)  # type: ignore[operator]
 
 
 def test_outer_state_in_host_memory_is_the_same() -> None:
@@ -797,8 +842,9 @@ def test_drop_in_averages_replicas_by_the_samples_before_a_resume() -> None:
     one, other = (DiLoCo(each, outer=None, sync_every=1, wire=Int2()) for each in (first, second))
     with torch.no_grad():
         for worker, model in enumerate(first):
-            model.weight += 1 + worker
+            model.weight += (1 + worker) * torch.tensor([1.0, 0.5, 0.3])
     one.step(samples=[3, 1])
+    assert not first[0].weight.equal(first[1].weight)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
     for diloco in (one, other):
         diloco.average_replicas()

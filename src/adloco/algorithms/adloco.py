@@ -131,7 +131,6 @@ class AdLoCo:
         optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
         check_shards(optimizers, self.placement.shards)
         self._bytes_before = self.placement.total_bytes()
-        self._round: Round | None = None
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run this many rounds, or fewer if `stop` is called; yield the report of each."""
@@ -162,13 +161,8 @@ class AdLoCo:
         Returns:
             The report of the round; None if `stop` was called.
         """
-        if self._round is None:
-            steps = inner_steps or self.sync_every
-            self._round = Round(self.state, self._parts, steps, final_samples)
-        report = self._round.run(phase, last=last)
-        if report is not None:
-            self._round = None
-        return report
+        steps = inner_steps or self.sync_every
+        return Round(self.state, self._parts, steps, final_samples).run(phase, last=last)
 
     def stop(self) -> None:
         """Stop the round after the current inner steps, and after a fragment in flight has arrived.
@@ -324,7 +318,7 @@ class AdLoCo:
         numbers = run_part(state, self.method, self._syncing.streaming)
         own = of_workers(numbers, self.method.living_workers)
         require_parts(state, local_parts(own, self.placement))
-        self._loaded, self._round = False, None
+        self._loaded = False
         self._state.load_parts({**state, RUN: own}, self.placement, self._new_trainer)
         self._loaded = True
         # Reports divide these totals by today's workers and ranks: as if all had been there before.
@@ -334,7 +328,6 @@ class AdLoCo:
         total = Bytes(between * workers, sent * workers, inside * ranks)
         self._bytes_before = self.placement.total_bytes() - total
         self._parts.halted.clear()
-        self._round = Round(self.state, self._parts, 0, 0) if self.state.in_round else None
 
     def __getstate__(self) -> NoReturn:
         raise ValueError(

@@ -28,7 +28,7 @@ Tasks = Mapping[int, RoundTask]
 
 
 class Round:
-    """A round in progress. If `run` was stopped, call it again to continue the round."""
+    """A round in progress. If `run` was stopped, make it again from the state to continue it."""
 
     def __init__(
         self, state: RunState, parts: RoundParts, inner_steps: int, final_samples: int

@@ -19,6 +19,7 @@ from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat, check_format, largest_whole
+from tests.problems import outer_sync
 
 FORMATS: list[WireFormat] = [
     Bf16(),
@@ -423,5 +424,6 @@ def test_a_format_that_does_not_is_refused(changes: dict[str, Any], sentence: st
     own = {"block": 256, "block_bytes": Int8().block_bytes}
     own |= {"encode": Int8().encode, "decode": Int8().decode}
     wire: Any = SimpleNamespace(**own | changes)
-    with pytest.raises(ValueError, match=f"SimpleNamespace does not fit: {sentence}"):
-        check_format(wire)
+    for use in (check_format, lambda each: outer_sync([torch.zeros(3)], None, wire=each)):
+        with pytest.raises(ValueError, match=f"SimpleNamespace does not fit: {sentence}"):
+            use(wire)
