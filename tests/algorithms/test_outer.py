@@ -41,7 +41,7 @@ from adloco import (
     place,
 )
 from adloco.algorithms.muon_step import Muon
-from adloco.algorithms.optimizer_state import forget
+from adloco.algorithms.optimizer_state import forget, load_optimizer
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.testing import run_on_ranks
@@ -627,8 +627,13 @@ def test_settings_of_sgd_that_are_not_tried_are_fine(momentum: object, nesterov:
     ],
     ids=["sgd", "adamw", "muon", "dampening", "nadam", "rprop"],
 )
-def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) -> None:
-    """With zeros, which a merge can average, if it begins with them."""
+@pytest.mark.parametrize("loads", [False, True], ids=["forgets", "loads"])
+def test_an_optimizer_that_forgot_goes_on_as_a_new_one(
+    make: Any, kept: bool, loads: bool
+) -> None:
+    """With zeros, which a merge can average, if it begins with them; also where it loads a state
+    from before the first step.
+    """
     weights = [nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
     used, fresh = (make([weight]) for weight in weights)
 
@@ -637,7 +642,10 @@ def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) ->
         optimizer.step()
 
     step(used, weights[0], 0)
-    forget(used)
+    if loads:
+        load_optimizer(used, make([nn.Parameter(torch.ones(3, 4))]).state_dict())
+    else:
+        forget(used)
     assert bool(used.state) == kept
     with torch.no_grad():
         weights[0].fill_(1)
