@@ -302,6 +302,10 @@ def test_refusal() -> None:
     embeddings = [nn.Embedding.from_pretrained(words, freeze=False) for _ in range(2)]
     with pytest.raises(ValueError, match="or two in one memory, so they could not train apart"):
         DiLoCo(embeddings, outer=None, sync_every=1)
+    with_empty = [linear(), linear()]
+    for model in with_empty:
+        model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    DiLoCo(with_empty, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
@@ -628,9 +632,7 @@ def test_settings_of_sgd_that_are_not_tried_are_fine(momentum: object, nesterov:
     ids=["sgd", "adamw", "muon", "dampening", "nadam", "rprop"],
 )
 @pytest.mark.parametrize("loads", [False, True], ids=["forgets", "loads"])
-def test_an_optimizer_that_forgot_goes_on_as_a_new_one(
-    make: Any, kept: bool, loads: bool
-) -> None:
+def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool, loads: bool) -> None:
     """With zeros, which a merge can average, if it begins with them; also where it loads a state
     from before the first step.
     """
