@@ -17,6 +17,7 @@ from adloco import (
     NormTest,
     TensorSource,
 )
+from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizer_state import optimizer_tensors
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
@@ -269,6 +270,20 @@ def test_infinite_outer_state_is_seen() -> None:
         "parameters of trainer 0",
     ):
         run.state.require_finite(run.placement)
+
+
+def test_parameters_whose_sums_could_overflow_count_as_infinite() -> None:
+    """Their norm counts, and the first one with more than its share of it is named."""
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(8e36)
+        model.bias.fill_(5e36)
+    Replica.of(model).require_finite("here")
+    with torch.no_grad():
+        model.weight.fill_(5e36)
+        model.bias.fill_(9e36)
+    with pytest.raises(NonFiniteLossError, match="parameter bias is not finite in here; lower"):
+        Replica.of(model).require_finite("here")
 
 
 def left_out(shards: int, replicas: int) -> list[tuple[list[Any], list[float]]]:

@@ -431,6 +431,7 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
         "exact": torch.tensor([1 / 3, 0.0], dtype=torch.float64),
         "count": torch.tensor(2**24 + 1),
         "list": [torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.uint8)],
+        "number": 3,
     }
     parameter = nn.Parameter(torch.ones(2))
     before, now = (Own([parameter], lr=rate) for rate in (0.1, 0.2))
@@ -446,6 +447,38 @@ def test_an_own_optimizer_goes_on_with_its_rate_and_the_types_of_its_state() -> 
         assert state[name].dtype == own[name].dtype
         assert state[name].equal(own[name])
     assert [each.dtype for each in state["list"]] == [torch.bfloat16, torch.uint8]
+    state["exact"].zero_()
+    assert own["exact"].any(), "what is loaded is a copy"
+
+
+def test_a_state_that_a_scheduler_changed_keeps_its_rate() -> None:
+    """Also one from a version of torch in which a group had fewer settings."""
+    parameter = nn.Parameter(torch.ones(2))
+    before, now = (torch.optim.SGD([parameter], lr=rate, momentum=0.9) for rate in (0.1, 0.2))
+    scheduler = torch.optim.lr_scheduler.StepLR(before, step_size=1, gamma=0.5)
+    parameter.grad = torch.ones(2)
+    before.step()
+    scheduler.step()
+    saved = before.state_dict()
+    del saved["param_groups"][0]["maximize"]
+    load_optimizer(now, saved)
+    assert now.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize(
+    ("build", "completed"), [(torch.optim.Adam, True), (torch.optim.NAdam, False)]
+)
+def test_a_state_that_begins_with_zeros_is_completed(build: Any, completed: bool) -> None:
+    """NAdam begins with a product of 1. A count of steps has no dimensions, like a parameter."""
+    scalar, vector, missing = (nn.Parameter(torch.ones(shape)) for shape in ((), (2,), (3,)))
+    scalar.grad, vector.grad = torch.ones(()), torch.ones(2)
+    optimizer = build([scalar, vector, missing])
+    optimizer.step()
+    complete_state(optimizer)
+    shapes = {name: tuple(tensor.shape) for name, tensor in optimizer.state[missing].items()}
+    wanted = {"step": (), "exp_avg": (3,), "exp_avg_sq": (3,)}
+    assert shapes == (wanted if completed else {})
+    assert not any(tensor.any() for tensor in optimizer.state[missing].values())
 
 
 def test_a_state_of_a_tensor_class_of_its_own_is_refused() -> None:
@@ -482,6 +515,12 @@ def test_settings_that_decide_the_state_stay_those_of_the_state() -> None:
     now.step()
     group = now.param_groups[0]
     assert (group["lr"], group["weight_decay"], group["amsgrad"]) == (0.2, 0.3, False)
+    # RMSprop has a buffer only with momentum; SGD's can change, and is a setting.
+    for build, kept in ((torch.optim.RMSprop, 0.9), (torch.optim.SGD, 0.5)):
+        old, new = (build([parameter], lr=0.1, momentum=momentum) for momentum in (0.9, 0.5))
+        old.step()
+        load_optimizer(new, old.state_dict())
+        assert new.param_groups[0]["momentum"] == kept
 
 
 def test_a_state_of_another_optimizer_is_refused() -> None:

@@ -41,7 +41,7 @@ from adloco import (
     place,
 )
 from adloco.algorithms.muon_step import Muon
-from adloco.algorithms.optimizer_state import forget
+from adloco.algorithms.optimizer_state import forget, load_optimizer
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.comm.sum_islands import Islands
 from adloco.distributed.testing import run_on_ranks
@@ -302,6 +302,10 @@ def test_refusal() -> None:
     embeddings = [nn.Embedding.from_pretrained(words, freeze=False) for _ in range(2)]
     with pytest.raises(ValueError, match="or two in one memory, so they could not train apart"):
         DiLoCo(embeddings, outer=None, sync_every=1)
+    with_empty = [linear(), linear()]
+    for model in with_empty:
+        model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    DiLoCo(with_empty, outer=None, sync_every=1)
     with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
         DiLoCo(linear(), outer=None, sync_every=0)
     with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
@@ -627,8 +631,11 @@ def test_settings_of_sgd_that_are_not_tried_are_fine(momentum: object, nesterov:
     ],
     ids=["sgd", "adamw", "muon", "dampening", "nadam", "rprop"],
 )
-def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) -> None:
-    """With zeros, which a merge can average, if it begins with them."""
+@pytest.mark.parametrize("loads", [False, True], ids=["forgets", "loads"])
+def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool, loads: bool) -> None:
+    """With zeros, which a merge can average, if it begins with them; also where it loads a state
+    from before the first step.
+    """
     weights = [nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
     used, fresh = (make([weight]) for weight in weights)
 
@@ -637,7 +644,10 @@ def test_an_optimizer_that_forgot_goes_on_as_a_new_one(make: Any, kept: bool) ->
         optimizer.step()
 
     step(used, weights[0], 0)
-    forget(used)
+    if loads:
+        load_optimizer(used, make([nn.Parameter(torch.ones(3, 4))]).state_dict())
+    else:
+        forget(used)
     assert bool(used.state) == kept
     with torch.no_grad():
         weights[0].fill_(1)

@@ -263,7 +263,9 @@ def test_the_step_after_a_test_on_the_last_step_has_the_new_batch() -> None:
         batch = following
     assert len({*batches[:4]}) == 4, "the batch changes in each round"
     assert batches[4] > 5, "and the last step has fewer samples"
-    assert (run.state.samples, run.trainers[0].requested_batch) == (position, following)
+    trainer = run.trainers[0]
+    assert (run.state.samples, trainer.samples) == (position, position)
+    assert trainer.requested_batch == following
     for mine, own in zip(model.parameters(), run.model(0).parameters(), strict=True):
         torch.testing.assert_close(own, mine)
 

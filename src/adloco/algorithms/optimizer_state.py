@@ -51,7 +51,7 @@ def complete_state(optimizer: torch.optim.Optimizer) -> None:
     missing = [parameter for parameter, state in states.items() if not state]
     # Of a parameter without dimensions a count of steps looks like a moment.
     known = [(owner, state) for owner, state in states.items() if state and owner.ndim]
-    if not (missing and known and begins_with_zeros(optimizer)):
+    if not (known and begins_with_zeros(optimizer)):
         return
     owner, shown = known[0]
     for parameter in missing:

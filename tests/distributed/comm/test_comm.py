@@ -154,7 +154,7 @@ def test_broadcast_is_handed_over_once_if_anyone_needs_it() -> None:
     between.broadcast([torch.zeros(5)], source=0, receivers=[])
     assert traffic.between == 0
     between.broadcast([torch.zeros(5)], source=0, receivers=[1, 2])
-    assert traffic.between == 20
+    assert (traffic.between, traffic.sent) == (20, 40)
 
 
 def test_costs_of_syncs_add_up_but_for_the_fastest() -> None:
@@ -164,4 +164,9 @@ def test_costs_of_syncs_add_up_but_for_the_fastest() -> None:
     (mine,) = seen.of_workers(ranks=2, crossing=True)
     assert (mine.hidden_seconds, mine.transfer_seconds) == (1.0, 2.0)
     assert (mine.num_bytes, mine.peak_bytes_per_second) == (8.0, 2.0)
+    both = SumStats([1.0, 2.0], [3.0, 4.0], [5.0, 6.0], total_sq=7.0, num_bytes=8.0)
+    assert both.of_workers(ranks=1, crossing=True) == [
+        SyncStats(wanted_sq=1.0, sent_sq=3.0, error_sq=5.0, total_sq=7.0, num_bytes=4.0),
+        SyncStats(wanted_sq=2.0, sent_sq=4.0, error_sq=6.0, total_sq=0.0, num_bytes=4.0),
+    ]
     assert seen.of_workers(ranks=2, crossing=False) == [replace(mine, peak_bytes_per_second=0.0)]

@@ -207,8 +207,9 @@ def test_a_block_that_is_not_full_loses_no_more(wire: WireFormat, size: int) -> 
     """
     origin, params = [torch.zeros(size)], [[torch.full((size,), -0.5)] for _ in range(4)]
     comm = Comm(Islands(workers=[4], traffic=Traffic()))
-    (total,), _ = summed(comm, origin, params, [0.25] * 4, wire, [])
+    (total,), stats = summed(comm, origin, params, [0.25] * 4, wire, [])
     torch.testing.assert_close(total, torch.full((size,), 0.5), rtol=1e-6, atol=0)
+    assert stats.total_sq == pytest.approx(0.25 * size)
 
 
 def test_a_worker_without_weight_sends_nothing() -> None:
@@ -232,9 +233,10 @@ def test_bytes_are_those_of_the_blocks(wire: WireFormat, feedback: Feedback) -> 
     origin, params, weights = problem(4)
     traffic = Traffic()
     residuals = [] if feedback.place(wire) == "none" else zeros(4)
-    summed(Comm(Islands(workers=[4], traffic=traffic)), origin, params, weights, wire, residuals)
+    comm = Comm(Islands(workers=[4], traffic=traffic))
+    _, stats = summed(comm, origin, params, weights, wire, residuals)
     blocks = sum(-(-tensor.numel() // wire.block) for tensor in origin)
-    assert traffic.between == 4 * blocks * wire.block_bytes
+    assert stats.num_bytes == traffic.between == 4 * blocks * wire.block_bytes
     # Each byte to its owner but for the own share, and each sum to three others.
     assert traffic.sent == pytest.approx(traffic.between * 1.5)
 

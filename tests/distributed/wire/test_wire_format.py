@@ -159,6 +159,10 @@ def test_layouts_by_hand() -> None:
     assert Int4(block=8).encode(torch.tensor([[0.0] * 7 + [1.0]])).tolist() == [
         [2, *one[1:], 0x77, 0x77, 0x77, 0x7F]
     ]
+    # The least absmax / mean of tables 1, 2 and 3.
+    for ones, block, table in ((4, 14, 1), (2, 14, 2), (1, 16, 3)):
+        row = torch.tensor([[1.0] * ones + [0.0] * (block - ones)])
+        assert Int4(block=block).encode(row)[0, :4].tolist() == [table, *one[1:]]
     assert Int4(block=4).encode(torch.zeros(1, 4)).tolist() == [[3, 0, 0, 0, 0x77, 0x77]]
 
 
@@ -340,6 +344,13 @@ def test_int2_layout_by_hand() -> None:
     # below. Codes are 0 for -2.5, 1 for -1/4, 2 for 1/4 and 3 for 2.5.
     row = torch.tensor([[2.0, -0.25, -3.0, 0.25]])
     assert Int2(block=4).encode(row).tolist() == [[0x20, 0x40, 0x80, 0x3E, 0b11_01_00_10]]
+    # 9 is just large: the mean, 8, and an eighth of the way to 16.
+    row = torch.tensor([[16.0, 9.0, -4.0, 3.0]])
+    assert sent(Int2(block=4), row.numpy()).tolist() == [[12.5, 12.5, -3.5, 3.5]]
+    # The next smaller whole number of 16 / 2^20 is not, so the others' mean is 16/3.
+    row += torch.tensor([[0.0, -(2**-16), -(2**-16), 0.0]])
+    others = 5.34375
+    assert sent(Int2(block=4), row.numpy()).tolist() == [[16.0, others, -others, others]]
     # With a zero, what is not large becomes zero.
     assert Int2(block=4).decode(
         Int2(block=4).encode(torch.tensor([[3.0, -1.0, 0.0, -3.0]]))
@@ -371,6 +382,10 @@ def test_int1_layout_by_hand() -> None:
         (lambda: Int8(block=0), "block must be in [1, 65536], got 0"),
         (lambda: Int4(block=0), "block must be even and from 2 to 65536, got 0"),
         (lambda: Int4(block=9), "block must be even and from 2 to 65536, got 9"),
+        (
+            lambda: Int4(block=(1 << 16) + 2),
+            "block must be even and from 2 to 65536, got 65538",
+        ),
         (lambda: Int2(block=6), "block must be a multiple of 4 and from 4 to 512, got 6"),
         (
             lambda: Int2(block=1 << 10),
@@ -413,11 +428,15 @@ def test_formats_do_it_whatever_type_a_script_gives_new_tensors(
         ({"encode": lambda values: Int8().encode(values.div_(2))}, "encode must leave the values"),
         ({"encode": lambda values: values.half()}, "encode must give contiguous uint8"),
         (
+            {"encode": lambda values: Int8().encode(values).T.contiguous().T},
+            "encode must give contiguous uint8",
+        ),
+        (
             {"encode": lambda values: Int8().encode(values / values.abs().max())},
             "encode must give a block the same bytes each time",
         ),
         ({"decode": lambda blocks: Int8().decode(blocks).flatten()}, "decode must give finite"),
-        ({"decode": lambda blocks: Int8().decode(blocks) * math.nan}, "decode must give finite"),
+        ({"decode": lambda blocks: Int8().decode(blocks).sqrt()}, "decode must give finite"),
     ],
 )
 def test_a_format_that_does_not_is_refused(changes: dict[str, Any], sentence: str) -> None:
