@@ -44,6 +44,12 @@ def check_sections(
         streams >= method.num_workers,
         f"data has {streams} streams, but there are {method.num_workers} workers",
     )
+    living = len(method.living_workers)
+    require(
+        placement.num_workers in (None, living),
+        f"the placement has {placement.num_workers} workers, but {living} train here; give "
+        f"place({living})",
+    )
     require(
         placement.shards == 1 or not measurement_of(batching.rule).whole_gradients,
         "this batch rule needs whole gradients; use the norm test, or one shard per worker",
