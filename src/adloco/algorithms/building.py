@@ -123,6 +123,10 @@ def build_workers(
     """
     here = placement.local(method.living_workers)
     model = problem.build_model()
+    require(
+        isinstance(model, nn.Module),
+        f"build_model must return a new model, and returned {type(model).__name__}",
+    )
     check_memory(model)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     if problem.fill is None:
