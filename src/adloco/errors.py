@@ -96,6 +96,29 @@ def _choices(owner: type) -> Mapping[str, tuple[Any, ...]]:
     return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
+def require_objects(owner: Any) -> None:
+    """Raise SettingError unless each field whose default is an object has one of the field's type,
+    or one with all that the protocol asks for which is the type; a class is none.
+    """
+    section: type = type(owner)
+    for name, (kind, default) in _objects(section).items():
+        given = getattr(owner, name)
+        fits = isinstance(given, kind) and not isinstance(given, type)
+        problem = f"must be of type {kind.__name__}, such as {default.__name__}(), or be left out"
+        require_setting(fits, owner, name, problem)
+
+
+@functools.cache
+def _objects(owner: type) -> Mapping[str, tuple[type, Any]]:
+    """The type of each field whose default is an object, and the default's."""
+    hints = get_type_hints(owner)
+    return {
+        each.name: (hints[each.name], each.default_factory)
+        for each in fields(owner)
+        if isinstance(each.default_factory, type)
+    }
+
+
 def one_of(words: Iterable[Any]) -> str:
     """The words as a list that ends with "or"."""
     *others, last = map(str, words)

@@ -22,9 +22,11 @@ from adloco import (
     AdLoCo,
     BatchGuards,
     Execution,
+    InnerAdamW,
     InnerMuon,
     LearningRate,
     MergeSmallest,
+    Merging,
     Method,
     NonFiniteLossError,
     NormTest,
@@ -32,6 +34,7 @@ from adloco import (
     OuterOptimizer,
     Problem,
     SwitchMode,
+    Syncing,
     TensorSource,
 )
 from adloco.algorithms.building import is_compiled
@@ -804,6 +807,19 @@ def test_reports_are_plain_values() -> None:
             "test.groups must be >= 5 for this batch rule, got 4",
         ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
+        ({"build_model": lambda: None}, "must return a new model, and returned NoneType"),
+        ({"build_model": nn.Linear(1, 1)}, "^build_model must be a function .*, got a model; "),
+        ({"data": [torch.ones(2)]}, "^data must have num_streams and read.*, got list$"),
+        ({"learning_rate": 0.1}, r"^learning_rate must be made by adloco.LearningRate\(...\), "),
+        (
+            {"batch": "norm-test"},
+            "^rule must be of type BatchRule, such as ConstantBatch.*'norm-test'$",
+        ),
+        ({"batch": NormTest}, "^rule must be of type BatchRule, .* got <class '.*NormTest'>$"),
+        ({"switch": 8}, "^switch must be of type SwitchMode, such as SwitchMode.*, got 8$"),
+        ({"inner": InnerAdamW}, "^inner must build the optimizers of a model, .* got <class"),
+        ({"inner": lambda model: None}, "^inner must give each trainable parameter .* 0 times$"),
+        ({"sync_every": 2.5}, "^sync_every must be a whole number, got 2.5$"),
     ],
 )
 def test_refusals(changes: dict[str, Any], message: str) -> None:
@@ -815,6 +831,48 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
 def test_micro_batches_of_one_sample_can_be_compared_if_all_accumulate() -> None:
     report = make_run(batch=NormTest(), switch=SwitchMode(max_micro_batch=1, mode="always")).round()
     assert report is not None and report.trainers[0].measured_grad_variance is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Merging(policy=None),
+            "^policy must be of type MergePolicy, .*, or be left out, got None$",
+        ),
+        (
+            lambda: Merging(policy=MergeSmallest),
+            "^policy must be of type MergePolicy, .* got <class",
+        ),
+        (lambda: Syncing(outer=OuterOptimizer), r"^outer must build .*OuterOptimizer\(lr=0.7\)$"),
+        (
+            lambda: Syncing(outer=None, streaming=4),
+            "^streaming must be of type Streaming, .*, got 4$",
+        ),
+        (
+            lambda: Syncing(outer=None, weights="equal"),
+            "^weights must be of type SyncWeights, .*'equal'$",
+        ),
+        (
+            lambda: Execution(on_nonfinite="Stop"),
+            "^on_nonfinite must be stop, skip or restore, got",
+        ),
+        (
+            lambda: Problem(
+                build_model=linear, loss_fn=squared_error, data=regression(1), tokens_per_sample=-5
+            ),
+            "^tokens_per_sample must be >= 1, got -5$",
+        ),
+    ],
+)
+def test_sections_of_a_wrong_type_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_outer_optimizer_that_is_not_returned_is_not_taken_for_the_mean() -> None:
+    with pytest.raises(ValueError, match="^outer must give each trainable parameter .* 0 times$"):
+        make_run(data=regression(2), outer=lambda parameters: None)
 
 
 @pytest.mark.parametrize(

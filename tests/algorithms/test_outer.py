@@ -405,6 +405,15 @@ def without_a_placement() -> tuple[list[str], int]:
     return found, DiLoCo(linear(), sync_every=1, placement=place(2)).num_workers
 
 
+def of_other_workers() -> None:
+    with pytest.raises(ValueError, match=r"has 4 workers, but 2 train here; give place\(2\)$"):
+        make_run(placement=place(4))
+
+
+def test_a_placement_of_other_workers_than_the_method_has_is_refused() -> None:
+    run_on_ranks(of_other_workers, 2)
+
+
 def test_ranks_without_a_placement_are_refused_and_one_says_how_many_workers_there_are() -> None:
     """Each rank would train alone, and no number would show it."""
     for (own_loop, rounds), workers in run_on_ranks(without_a_placement, 2):

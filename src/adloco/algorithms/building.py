@@ -44,6 +44,12 @@ def check_sections(
         streams >= method.num_workers,
         f"data has {streams} streams, but there are {method.num_workers} workers",
     )
+    living = len(method.living_workers)
+    require(
+        placement.num_workers in (None, living),
+        f"the placement has {placement.num_workers} workers, but {living} train here; give "
+        f"place({living})",
+    )
     require(
         placement.shards == 1 or not measurement_of(batching.rule).whole_gradients,
         "this batch rule needs whole gradients; use the norm test, or one shard per worker",
@@ -117,6 +123,10 @@ def build_workers(
     """
     here = placement.local(method.living_workers)
     model = problem.build_model()
+    require(
+        isinstance(model, nn.Module),
+        f"build_model must return a new model, and returned {type(model).__name__}",
+    )
     check_memory(model)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     if problem.fill is None:

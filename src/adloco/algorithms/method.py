@@ -9,15 +9,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat, at_least
-from adloco.errors import SettingError, require, require_choices, require_range, require_setting
+from adloco.errors import (
+    SettingError,
+    one_of,
+    require,
+    require_choices,
+    require_objects,
+    require_range,
+    require_setting,
+    shown,
+)
 from adloco.late import torch
 from adloco.rules.batch_rules.batch_rule import BatchRule
 from adloco.rules.batch_rules.constant import ConstantBatch
@@ -92,6 +101,22 @@ class Problem:
     """Batches, like those that `data` gives, on which `adloco.train` evaluates: the validation loss
     is the mean of their losses. `AdLoCo` does not read it."""
 
+    def __post_init__(self) -> None:
+        is_model = isinstance(self.build_model, torch.nn.Module)
+        require(
+            callable(self.build_model) and not is_model,
+            "build_model must be a function that makes a new model at each call, got "
+            f"{'a model' if is_model else shown(self.build_model)}; write build_model=lambda: ...",
+        )
+        require(callable(self.loss_fn), f"loss_fn must be a function, got {shown(self.loss_fn)}")
+        require(
+            hasattr(self.data, "num_streams") and hasattr(self.data, "read"),
+            "data must have num_streams and read(stream, position, count), as adloco.TensorSource "
+            f"of your tensors has, got {type(self.data).__name__}",
+        )
+        # Negative tokens would turn the warm-up of a learning rate into steps uphill.
+        require_range(self, "tokens_per_sample", "islands", at_least=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
@@ -117,6 +142,8 @@ class Method:
 
     def __post_init__(self) -> None:
         require_range(self, "num_trainers", "workers_per_trainer", "sync_every", at_least=1)
+        whole = self.sync_every % 1 == 0
+        require_setting(whole, self, "sync_every", "must be a whole number")
         if self.num_workers > MOST_WORKERS:
             sizes = f"{self.num_trainers:,} x {self.workers_per_trainer:,}"
             problem = f"x {{workers_per_trainer}} must be <= {MOST_WORKERS:,}, got {sizes}"
@@ -207,6 +234,9 @@ class Batching:
     shares: Shares = field(default_factory=EqualShares)
     """Split of the batch over the trainer's workers."""
 
+    def __post_init__(self) -> None:
+        require_objects(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OuterMemory:
@@ -265,7 +295,7 @@ class Syncing:
     def __post_init__(self) -> None:
         rate = self.outer if isinstance(self.outer, float) else 0.7
         require(
-            self.outer is None or callable(self.outer),
+            self.outer is None or (callable(self.outer) and not is_settings_class(self.outer)),
             "outer must build the outer optimizer, or be None for the mean of the workers, got "
             f"{self.outer!r}; write outer=adloco.OuterOptimizer(lr={rate})",
         )
@@ -273,6 +303,7 @@ class Syncing:
             self.wire is None or (hasattr(self.wire, "decode") and not isinstance(self.wire, type)),
             f"wire must be a wire format or None, got {self.wire!r}; write wire=adloco.Int4()",
         )
+        require_objects(self)
 
     @property
     def difference_wire(self) -> WireFormat | None:
@@ -310,6 +341,9 @@ class Merging:
     fates: MergeFates = field(default_factory=MergeFates)
     """Treatment of parameters, momentum, inner state, streams and requests at a merge."""
 
+    def __post_init__(self) -> None:
+        require_objects(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -332,3 +366,11 @@ class Execution:
             "autocast must be None or torch.bfloat16, because losses are not scaled and float16 "
             f"turns small gradients into 0, got {self.autocast}",
         )
+        actions = get_args(OnNonFinite)
+        known = self.on_nonfinite in actions
+        require_setting(known, self, "on_nonfinite", f"must be {one_of(actions)}")
+
+
+def is_settings_class(given: Any) -> bool:
+    """True for a class of settings itself, where its brackets were forgotten."""
+    return isinstance(given, type) and is_dataclass(given)

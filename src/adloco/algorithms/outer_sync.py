@@ -62,8 +62,10 @@ class OuterSync:
             check_format(syncing.wire, local(replica.params[0]).device)
         self.syncing = syncing
         self.reset_optimizer()
-        if self.optimizer:
-            require_all([self.optimizer], replica.names, self.global_params, "outer")
+        if syncing.outer:  # Which may give none, for want of a return.
+            require_all(
+                [*filter(None, [self.optimizer])], replica.names, self.global_params, "outer"
+            )
         self.fragments = fragments or [range(len(replica.params))]
         self._in_flight: tuple[int, Work] | None = None
 

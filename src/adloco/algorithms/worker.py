@@ -131,7 +131,7 @@ class Worker:
 
     def _new_optimizers(self) -> list[torch.optim.Optimizer]:
         built = self._inner(self.model)
-        optimizers = [built] if isinstance(built, torch.optim.Optimizer) else list(built)
+        optimizers = [built] if isinstance(built, torch.optim.Optimizer) else list(built or ())
         for optimizer in optimizers:
             if isinstance(optimizer, Muon):
                 optimizer.owners = self.engine.owners

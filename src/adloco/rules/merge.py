@@ -11,7 +11,7 @@ request among them; the others are absorbed, and their workers are freed for oth
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from adloco.errors import require, require_choices
 
@@ -49,6 +49,7 @@ class Merge:
         )
 
 
+@runtime_checkable
 class MergePolicy(Protocol):
     """Decides merges. `decide` is pure: the same requests give the same merge on every rank."""
 

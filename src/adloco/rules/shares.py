@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 PAST = 0.5
 """Weight of the past in the moving average of each worker's speed."""
@@ -17,6 +17,7 @@ LIMIT = 4.0
 """Bound on the ratio of a worker's speed to the median of the trainer's workers, either way."""
 
 
+@runtime_checkable
 class Shares(Protocol):
     """Decides how a trainer's batch is split over its workers.
 

@@ -5,7 +5,7 @@ the estimate, limits of growth and the current request are in `controller.py`.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from adloco.rules.moments import GradientEstimate
 
@@ -27,6 +27,7 @@ class TrainingPoint:
     """Fraction of the peak learning rate that the schedule's decay leaves, from 1 to 0."""
 
 
+@runtime_checkable
 class BatchRule(Protocol):
     """Decides a trainer's requested batch.
 
