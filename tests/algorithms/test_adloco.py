@@ -803,7 +803,7 @@ def test_reports_are_plain_values() -> None:
             "switch.max_micro_batch must be >= 2 for this batch rule",
         ),
         (
-            {"batch": SimpleNamespace(fewest_groups=5)},
+            {"batch": SimpleNamespace(fewest_groups=5, measurement="", requested=max)},
             "test.groups must be >= 5 for this batch rule, got 4",
         ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
