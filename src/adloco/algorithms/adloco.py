@@ -12,15 +12,7 @@ from torch import nn
 
 from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, Sums, evaluate, means, total
-from adloco.algorithms.method import (
-    Batching,
-    Execution,
-    Merging,
-    Method,
-    Problem,
-    Syncing,
-    is_settings_class,
-)
+from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
 from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
@@ -40,7 +32,7 @@ from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.traffic import Bytes
 from adloco.dotted_path import load_object
-from adloco.errors import require, shown
+from adloco.errors import require
 from adloco.rules.controller import BatchController
 from adloco.rules.learning_rate import LearningRate
 
@@ -79,20 +71,6 @@ class AdLoCo:
         options: Sequence[Option] = (),
         placement: Placement | None = None,
     ) -> None:
-        _check_types(
-            problem=(problem, Problem),
-            method=(method, Method),
-            syncing=(syncing, Syncing),
-            batching=(batching or Batching(), Batching),
-            merging=(merging or Merging(), Merging),
-            learning_rate=(learning_rate or LearningRate(), LearningRate),
-            execution=(execution or Execution(), Execution),
-        )
-        require(
-            callable(inner) and not is_settings_class(inner),
-            "inner must build the optimizers of a model, as adloco.InnerAdamW(lr=1e-3) does, got "
-            f"{shown(inner)}",
-        )
         self.method = method
         self.placement = placement or alone()
         self._syncing = syncing
@@ -365,12 +343,3 @@ class AdLoCo:
         outer = OuterSync(self._start, self._syncing, self._fragments)
         controller = BatchController(self._batching.rule, self._batching.guards)
         return Trainer(trainer, outer, controller, worker_ids)
-
-
-def _check_types(**given: tuple[Any, type]) -> None:
-    """Raise ValueError unless each of these arguments, by name, is an object of its class."""
-    for name, (value, kind) in given.items():
-        require(
-            isinstance(value, kind),
-            f"{name} must be made by adloco.{kind.__name__}(...), got {shown(value)}",
-        )

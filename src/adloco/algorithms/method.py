@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from adloco.algorithms.optimizers import OuterFactory
@@ -295,7 +295,7 @@ class Syncing:
     def __post_init__(self) -> None:
         rate = self.outer if isinstance(self.outer, float) else 0.7
         require(
-            self.outer is None or (callable(self.outer) and not is_settings_class(self.outer)),
+            self.outer is None or callable(self.outer),
             "outer must build the outer optimizer, or be None for the mean of the workers, got "
             f"{self.outer!r}; write outer=adloco.OuterOptimizer(lr={rate})",
         )
@@ -369,8 +369,3 @@ class Execution:
         actions = get_args(OnNonFinite)
         known = self.on_nonfinite in actions
         require_setting(known, self, "on_nonfinite", f"must be {one_of(actions)}")
-
-
-def is_settings_class(given: Any) -> bool:
-    """True for a class of settings itself, where its brackets were forgotten."""
-    return isinstance(given, type) and is_dataclass(given)
