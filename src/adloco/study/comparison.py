@@ -100,11 +100,13 @@ class Comparison:
         number = " to ".join(map(str, sorted({min(counts), max(counts)})))
         seeds = f"{number} seed{'' if number == '1' else 's'} of each arm"
         parallel = [arm for arm, runs in self.arms.items() if runs[0].run.recipe.data_parallel]
-        names = ", ".join(parallel)
-        taken = f" {names}: {self.replicas} replicas that sync in each step." if parallel else ""
-        alone = unpaired([run.run for runs in self.arms.values() for run in runs])
-        held = f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}."
-        return f"{held}{alone and f' {alone}'}{taken}{self.warning}"
+        taken = f"{', '.join(parallel)}: {self.replicas} replicas that sync in each step."
+        sentences = [
+            f"Held equal: {', '.join(self.equal) or 'nothing'}; {seeds}.",
+            unpaired([run.run for runs in self.arms.values() for run in runs]),
+            taken if parallel else "",
+        ]
+        return " ".join(filter(None, sentences)) + self.warning
 
     @property
     def differing(self) -> str:

@@ -85,7 +85,7 @@ class IslandTexts:
         """The fingerprint of each island's text, by name."""
         self._samples: dict[int, int] = {}
         """The samples of each island's text, by number."""
-        self._streams = IslandSource(workers, len(self._names))
+        self.streams = IslandSource(workers, len(self._names))
 
     def gather_texts(self, gather: Callable[[Any], list[Any]]) -> None:
         """Learn of the texts of all islands, by a function that takes this rank's value and returns
@@ -154,18 +154,10 @@ class IslandTexts:
 
     def num_train_samples(self, at_least: int) -> int:
         """The samples of all streams before those of the first island begin again."""
-        streams = {island: self._streams.streams_of(island) for island in self._samples}
+        streams = {island: self.streams.streams_of(island) for island in self._samples}
         each = (self._samples[island] // number for island, number in streams.items())
         # A text that has fewer is refused where it is read; the others must not divide by 0 here.
         return max(1, min(each)) * sum(streams.values())
-
-    def open_streams(self, num_streams: int) -> Sequence[int]:
-        islands = len(self._names)
-        return [
-            stream
-            for stream in range(num_streams)
-            if island_of(stream, num_streams, islands) in self.tasks
-        ]
 
     def largest_source(self) -> Source:
         return self.first.largest_source()
@@ -218,4 +210,10 @@ def of_island(task: Task, island: int) -> Task:
 
 def open_streams(task: Task, num_streams: int) -> Sequence[int]:
     """The streams, of so many, whose text is open here: all if islands read one text."""
-    return task.open_streams(num_streams) if isinstance(task, IslandTexts) else range(num_streams)
+    if not isinstance(task, IslandTexts):
+        return range(num_streams)
+    return [
+        stream
+        for island in task.tasks
+        for stream in range(task.streams.first_of(island), task.streams.first_of(island + 1))
+    ]
