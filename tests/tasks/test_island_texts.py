@@ -334,7 +334,6 @@ def test_losses_after_a_drop_are_not_compared_with_those_before(
     (texts / "words.txt").unlink()  # Its island is gone.
     assert main(["evaluate", str(folder), "--best"]) == 0
     assert f"loss {summary['best_val_loss']:.4f} nats" in capsys.readouterr().out
-    assert main(["gradients", str(folder), "--samples", "16"]) == 0
 
 
 def test_a_run_of_islands_is_resumed_bit_for_bit_and_with_these_texts_alone(

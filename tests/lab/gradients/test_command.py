@@ -17,6 +17,7 @@ from adloco.lab.gradients.measuring import layers, measure_gradients
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.trained import Trained, load_trained, own_task
 from tests.conftest import small_flags
+from tests.tasks.test_island_texts import both, flags_of
 
 STREAMS = 2
 
@@ -134,6 +135,26 @@ def test_all_samples(run: Path) -> None:
     task = own_task(trained, trained.stored.recipe.evaluation)
     content = measure_gradients(trained, samples=0, batch=64)
     assert content["samples"] == task.num_train_samples(1) > 200
+
+
+def test_the_text_of_an_island_that_was_dropped_is_left_out(tmp_path: Path) -> None:
+    """It may be gone: all samples are those of the other island."""
+    (tmp_path / "numbers.txt").write_text(" ".join(str(i * i) for i in range(3000)))
+    (tmp_path / "words.txt").write_text("the cat sat on the mat and the dog sat too. " * 500)
+    words = [*flags_of(tmp_path, both(tmp_path)), "--run.precision", "fp32"]
+    assert main(["train", "diloco", *words, "--learning_rate.shape", "constant"]) == 0
+    run = tmp_path / "run"
+    words = ["--method.dropped", "[1]", "--run.tokens", "8000"]
+    assert main(["train", "--resume", str(run), *words]) == 0
+    (tmp_path / "words.txt").unlink()
+    trained = load_trained(run)
+    content = measure_gradients(trained, samples=16)
+    task = own_task(trained, trained.stored.recipe.evaluation)
+    source = task.train_source(STREAMS, seed=0, least=STREAMS)
+    with torch.no_grad():
+        losses = [float(task.loss(trained.model, source.read(0, at, 1))) for at in range(16)]
+    assert content["samples"] == 16
+    assert content["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize(
