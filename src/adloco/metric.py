@@ -35,8 +35,8 @@ class Unit:
 
     @property
     def least(self) -> float:
-        """Smaller numbers have three digits, because `form` would show few or none of a loss or of
-        bytes; and so have losses from 1e8 on, of which it would show too many.
+        """Smaller numbers have three digits, and so have those from 1e8 on, because `form` would
+        show few or none, or too many, of a loss or of bytes; 0: all are shown by `form`.
         """
         return 0.1 if self.shown == "MB" else 0.01 if self.form in (".3f", ".4f") else 0.0
 
@@ -74,7 +74,7 @@ class Metric:
         """The value without its unit."""
         shown = value / self.unit.scale if self.unit.scale != 1 else value
         least, size = self.unit.least, abs(shown)
-        far = 0 < size < least or (least == 0.01 and size >= 1e8)
+        far = least > 0 and size > 0 and not least <= size < 1e8
         return format(shown, ".3g" if far else self.unit.form)
 
     @property

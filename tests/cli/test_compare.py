@@ -196,7 +196,10 @@ def test_a_folder_has_one_study_at_a_time(
 
 @pytest.mark.usefixtures("warm_python")
 def test_a_run_that_another_process_trains_is_waited_for(
-    common: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    common: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A study that was killed has left it behind; it ends while the next one waits."""
     words = ["compare", "diloco", "b=diloco@--method.sync_every 2", *common, "--run.tokens", "1024"]
@@ -215,7 +218,10 @@ def test_a_run_that_another_process_trains_is_waited_for(
             sleep(0)
 
         monkeypatch.setattr(time, "sleep", ends_at_the_third)
+        capsys.readouterr()
         assert main(words) == 0
+        out = capsys.readouterr().out
+    assert out.count(": awaited: another process trains it, such as one that a killed study") == 1
     assert len(looks) >= 3 and len((run / "starts.jsonl").read_text().splitlines()) == 2
 
 

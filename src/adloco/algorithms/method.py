@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from adloco.algorithms.optimizers import OuterFactory
 from adloco.distributed.wire.feedback import Feedback
@@ -19,7 +19,6 @@ from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat, at_least
 from adloco.errors import (
     SettingError,
-    one_of,
     require,
     require_choices,
     require_objects,
@@ -366,6 +365,4 @@ class Execution:
             "autocast must be None or torch.bfloat16, because losses are not scaled and float16 "
             f"turns small gradients into 0, got {self.autocast}",
         )
-        actions = get_args(OnNonFinite)
-        known = self.on_nonfinite in actions
-        require_setting(known, self, "on_nonfinite", f"must be {one_of(actions)}")
+        require_choices(self)

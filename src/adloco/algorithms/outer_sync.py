@@ -62,10 +62,9 @@ class OuterSync:
             check_format(syncing.wire, local(replica.params[0]).device)
         self.syncing = syncing
         self.reset_optimizer()
-        if syncing.outer:  # Which may give none, for want of a return.
-            require_all(
-                [*filter(None, [self.optimizer])], replica.names, self.global_params, "outer"
-            )
+        if syncing.outer:
+            built = [self.optimizer] if self.optimizer else []  # It may forget its return.
+            require_all(built, replica.names, self.global_params, "outer")
         self.fragments = fragments or [range(len(replica.params))]
         self._in_flight: tuple[int, Work] | None = None
 

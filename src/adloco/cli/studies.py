@@ -61,8 +61,8 @@ def run_study(
     )
     for arm, notice in short.items():
         console.print(f"{arm}: {notice}", soft_wrap=True)
-    if (alone := unpaired(runs)) and not all(run.finished for run in runs):
-        console.print(alone, soft_wrap=True)
+    if (sentence := unpaired(runs)) and not all(run.finished for run in runs):
+        console.print(sentence, soft_wrap=True)
     try:
         jobs = train_all(runs, folder, arguments.parallel, console)
     except StudyInterruptedError:
@@ -167,7 +167,7 @@ def train_all(
                     _tell(job, console)
                     if job.state == "running":
                         progress.start_task(bar)
-                    else:
+                    elif job.state in ENDED:
                         progress.stop_task(bar)
                 told[number] = job.state
             done = [1.0 if job.state in ENDED else job.part for job in jobs]

@@ -36,9 +36,9 @@ class Job:
 
     run: StudyRun
     state: str = "waiting"
-    """waiting, running, done or failed."""
+    """waiting, awaited (another process trains it), running, done or failed."""
     problem: str = ""
-    """Why it failed, in one sentence."""
+    """Why it failed or is awaited, in one sentence."""
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0
     seconds: float = 0.0
@@ -81,9 +81,9 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
         lock_held(folder, "study"),
         signals_passed_to(lambda: [job.process for job in jobs if job.process]) as received,
     ):
-        while any(job.state in ("waiting", "running") for job in jobs):
+        while any(job.state not in ENDED for job in jobs):
             running = [job for job in jobs if job.state == "running"]
-            waiting = [job for job in jobs if job.state == "waiting"]
+            waiting = [job for job in jobs if job.state in ("waiting", "awaited")]
             for job in waiting[: parallel - len(running)]:
                 if received:
                     break
@@ -100,8 +100,11 @@ def train_missing(runs: Sequence[StudyRun], folder: Path, parallel: int) -> Iter
 
 def _start(job: Job, logs: Path, parallel: int) -> None:
     run = job.run
-    if is_locked(run.folder):  # By a process that a killed study left behind, which trains it.
+    if is_locked(run.folder):
+        job.state = "awaited"
+        job.problem = "another process trains it, such as one that a killed study left behind"
         return
+    job.problem = ""
     if run.finished:
         job.state, job.part = "done", 1.0
         return
