@@ -109,6 +109,7 @@ def test_labelled_texts(
         "validation": ["4", "1", "4", "4.0", "4", "0.000%"],
     }
     assert "of 3 samples to train on, at most 5 tokens\n  '[CLS] one [SEP]'\n" in out
+    assert "0 of the 1 texts that are held out are among those to train on" in out
     assert "2 texts to train on have 5 tokens" in out
     assert "labels to train on: 1 x 0, 2 x 1; to evaluate on: 1 x 0, 0 x 1" in out
 
@@ -133,3 +134,22 @@ def test_of_many_labels_the_first_are_shown(
     out = check(words, tmp_path, capsys)
     assert "labels to train on: 2 x 0, 0 x 1, " in out
     assert "0 x 19 and 12 labels more; to evaluate on: 1 x 0, " in out
+
+
+def test_held_out_text_that_is_trained_on_is_named(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the rows are one text; of the first two, which are held out, one."""
+    same, others = "a" * 100, [letter * 100 for letter in "bcd"]
+    path = rows(tmp_path / "a.jsonl", [same, others[0], same, others[1], same, others[2]])
+    words = ["--data.path", str(path), "--data.validation_samples", "2"]
+    out = check(words, tmp_path, capsys)
+    # Of 202 tokens 139 places have 63 behind them; 38 of these, and the end of the text, stand in
+    # the other rows: 37 within the text, and one with its end.
+    assert "at 27.3% of the places in the text that is held out, the next 64 tokens stand in" in out
+
+    labelled = rows(tmp_path / "b.jsonl", ["one", "two", "one", "one one"], [0, 1, 0, 1])
+    words = ["--task.kind", "classification", "--data.path", str(labelled), "--data.tokenizer"]
+    words += [str(tokenizer), "--data.validation_samples", "2", "--data.context_tokens", "5"]
+    out = check([*words, "--task.evaluation_per_class", "0"], tmp_path, capsys)
+    assert "1 of the 2 texts that are held out are among those to train on" in out

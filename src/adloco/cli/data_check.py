@@ -30,6 +30,7 @@ BLOCK = 2**20
 def check_packed(cache: "TokenCache", console: Console) -> None:
     """Show the data of a language model, whose tokens are all in the cache."""
     from adloco.data.data_file import SourceUnreachableError
+    from adloco.data.repeated import LENGTH, repeated_share
     from adloco.data.rows import Position, open_rows, stages
     from adloco.data.sources import TokenSource
 
@@ -56,6 +57,16 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
         lengths = np.diff(np.concatenate(ends)) - 1
         _add_counts(table, split, lengths, len(tokens), unknown)
     console.print(table)
+
+    with shown_progress(console, "looking for held-out text in the text to train on") as advance:
+        total = len(cache.train)
+        share = repeated_share(cache.validation, cache.train, lambda more: advance(more, total))
+    if share is not None:
+        _say(
+            f"at {share:.1%} of the places in the text that is held out, the next {LENGTH} tokens "
+            "stand in the text to train on, too: there a loss says how well they are remembered",
+            console,
+        )
 
     if len(cache.train) > data.context_tokens:
         windows = TokenSource(cache.train, context_tokens=data.context_tokens)
@@ -103,6 +114,15 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
             tokenizer.decode(train.ids[begin:end].tolist())
             for begin, end in zip(train.starts, train.starts[1:], strict=False)
         ),
+        console,
+    )
+    known = {text.tobytes() for text in np.split(train.ids, train.starts[1:-1])}
+    repeated = sum(
+        text.tobytes() in known for text in np.split(validation.ids, validation.starts[1:-1])
+    )
+    _say(
+        f"{repeated:,} of the {len(validation):,} texts that are held out are among those to train "
+        "on, too",
         console,
     )
     evaluated = validation.balanced(task.evaluation_per_class, train.num_classes)
