@@ -361,7 +361,7 @@ def test_a_state_of_other_workers_is_refused_where_replicas_differ() -> None:
     for state in (apart, equal):
         state["workers"] = [4, 5]
     diloco.load_state_dict(equal)
-    with pytest.raises(ValueError, match=r"that of workers \[4, 5\], and here are \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"of workers \[4, 5\], and here are \[0, 1\]"):
         diloco.load_state_dict(apart)
     alone = DiLoCo(linear(), outer=None, sync_every=2)  # A rank that has fewer workers.
     alone.load_state_dict(equal)
@@ -690,6 +690,46 @@ def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
             DiLoCo(list(pair), sync_every=1)
         after = [parameter for model in pair for parameter in model.parameters()]
         assert all(one.equal(other) for one, other in zip(before, after, strict=True))
+
+
+def with_the_state_of_the_first_rank(folder: str) -> tuple[str, str]:
+    """Two workers with two ranks each; all load the state of rank 0."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "inner"))["inner"]
+    sharded, copies = linear(), linear()
+    fully_shard(sharded, mesh=mesh)
+    refused = []
+    for model, inside in ((sharded, {"shard_size": 2}), (copies, {"replica_size": 2})):
+        diloco = DiLoCo(model, sync_every=2, placement=place(2, **inside))
+        for step in range(3):
+            diloco.step([float(dist.get_rank() + step)])
+            if step == 1:  # Where replicas do not differ.
+                between = _first_state(diloco, folder)
+        within = _first_state(diloco, folder)
+        try:
+            diloco.load_state_dict(between)
+            diloco.load_state_dict(within)
+            refused.append("")
+        except ValueError as error:
+            refused.append(str(error))
+    return refused[0], refused[1]
+
+
+def _first_state(diloco: DiLoCo, folder: str) -> dict[str, Any]:
+    state = diloco.state_dict()
+    if dist.get_rank() == 0:
+        torch.save(state, f"{folder}/state")
+    dist.barrier()
+    loaded: dict[str, Any] = torch.load(f"{folder}/state", weights_only=True)
+    dist.barrier()
+    return loaded
+
+
+def test_the_ranks_of_a_worker_do_not_take_the_state_of_its_first_one(tmp_path: Path) -> None:
+    """Shard 0 would be put in the place of shard 1, and its samples would count twice."""
+    for rank, found in enumerate(run_on_ranks(with_the_state_of_the_first_rank, 4, str(tmp_path))):
+        assert found[0].startswith("a state has other shards than its rank has here; let each")
+        other = f"that of another rank, of workers [0], and here are [{rank // 2}]"
+        assert other in found[1] if rank else not found[1]
 
 
 def copied_within_a_round() -> bool:

@@ -26,6 +26,7 @@ from adloco.algorithms.replica_checks import (
     check_wrappers,
     sent_by,
 )
+from adloco.distributed.dtensor import shard_of
 from adloco.distributed.launch.launcher import alone
 from adloco.distributed.parallel.gradient_norms import trainable
 from adloco.distributed.parallel.layers import layers, written_tensors
@@ -88,6 +89,8 @@ class DiLoCo:
         of_ranks = self.placement.num_workers
         self.num_workers = len(self.models) if of_ranks is None else of_ranks
         self._here = self.placement.local(range(self.num_workers))
+        # On its island, whose ranks have other shards, and count samples of their own.
+        self._rank = self.placement.rank % self.placement.ranks_per_worker
         require(
             len(self.models) == len(self._here),
             f"models must have one model for each of the {len(self._here)} workers here, "
@@ -232,6 +235,8 @@ class DiLoCo:
         return {
             "outer": self._outer.state_dict(),
             "workers": self._here,
+            "rank": self._rank,
+            "shards": [shard_of(each) for each in self._outer.global_params],
             "apart": apart,
             "replicas": [_kept(model, apart) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
@@ -244,13 +249,14 @@ class DiLoCo:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, with the replicas as they were. Call it on all ranks, each
-        with its own; where replicas do not differ, all may take that of one rank.
+        with its own; where replicas do not differ and are not sharded, all may take that of one
+        rank.
 
         Raises:
-            ValueError: It is that of other workers or of another model, was saved with other error
-                feedback or other fragments, within a round of another schedule, or after another
-                step than those of other ranks, or is not complete; or a model has other trainable
-                parameters than at the start.
+            ValueError: It is that of other workers or shards or of another model, was saved with
+                other error feedback or other fragments, within a round of another schedule, or
+                after another step than those of other ranks, or is not complete; or a model has
+                other trainable parameters than at the start.
         """
         self._require_same_parameters()
         steps = self.placement.all_values(state["inner_steps"])
@@ -259,7 +265,14 @@ class DiLoCo:
             f"the ranks' states were saved after inner steps {steps}; load on each rank one that "
             "was saved after the same step as those of the others",
         )
-        own, apart = state["workers"] == self._here, state["apart"]
+        parts = zip(state["shards"], map(shard_of, self._outer.global_params), strict=False)
+        require(
+            not self.placement.any(any(saved not in ("all", mine) for saved, mine in parts)),
+            "a state has other shards than its rank has here; let each rank save its own state and "
+            "load it, on as many ranks",
+        )
+        apart = state["apart"]
+        own = (state["workers"], state["rank"]) == (self._here, self._rank)
         sync_every, streaming = state["schedule"]
         rounds, within = divmod(state["inner_steps"], sync_every)
         require(
@@ -270,8 +283,8 @@ class DiLoCo:
         )
         require(
             own or not (apart or any(state["residuals"])),
-            f"the state is that of workers {state['workers']}, and here are {self._here}, which "
-            "differ from them; let each rank save its own state and load it",
+            f"the state is that of another rank, of workers {state['workers']}, and here are "
+            f"{self._here}, which differ from them; let each rank save its own state and load it",
         )
         kept = [_kept(model, apart) for model in self.models]
         require(
