@@ -22,6 +22,7 @@ from adloco.cli.training_loop import Training
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.errors import RANK_FAILURE, RankFailureError, exit_code
+from adloco.run.records import Records
 from adloco.run.recovery import LostPartsError
 from adloco.run.starts import read_starts
 from tests.conftest import WaitForSteps
@@ -48,6 +49,25 @@ def test_it_begins_a_run_resumes_it_and_ends_with_it(
     assert main(again) == 0
     assert "has spent its budget already" in capsys.readouterr().out
     assert numbers_of(parts) == numbers_of(whole)
+
+
+def test_no_more_ranks_start_again_than_the_workers_that_are_left_need(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is still the one with which the run began, before workers were dropped."""
+    started = list[int]()
+    monkeypatch.setattr(
+        "adloco.cli.rank_processes.start_ranks", lambda count, *_: started.append(count) or 0
+    )
+    line = ["train", "diloco", *small, "--method.workers_per_trainer", "3", "--restart"]
+    assert main([*line, "--run.rounds", "1"]) == 0
+    folder = Path(small[small.index("--run.folder") + 1])
+    for rounds, dropped in (("2", "[1]"), ("3", "[0, 1]")):
+        again = ["--run.rounds", rounds, "--method.dropped", dropped]
+        assert main(["train", "--resume", str(folder), *again]) == 0
+        assert main([*line, "--ranks", "3", "--run.rounds", "4"]) == 0
+    assert started == [2], "the last worker trains without ranks"
+    assert [line["trainers"][0]["workers"] for line in Records(folder).read()] == [3, 2, 1, 1]
 
 
 def test_ranks_that_torchrun_starts_again_begin_no_other_run(

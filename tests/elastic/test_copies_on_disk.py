@@ -48,8 +48,8 @@ def test_a_machine_whose_disk_fails_is_sent_all_it_had(small: list[str], tmp_pat
     assert [without_timings(line) for line in without_checkpoints(history)] == (
         without_checkpoints(expected)[2:]
     )
-    # All parts after round 1, in both directions, and what the first machine was sent.
-    sent = 2 * sum(sizes.values()) - sizes["worker-1"]
+    # All parts after each of two rounds, in both directions, and what the first machine was sent.
+    sent = 3 * sum(sizes.values()) - sizes["worker-1"]
     assert [line["bytes_checkpoint"] for line in history] == [sent]
     left = list((machines[0] / "run").iterdir())
     assert not [path for path in left if path.name.startswith(".seen")]

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +120,16 @@ class Machines:
         )
         sys.stdout.flush()
         os._exit(INTERRUPTED)
+
+
+def ranks_needed(count: int, recipe: Recipe) -> int:
+    """The number of ranks, out of so many, that can share the workers that were not dropped."""
+    workers, shape = len(recipe.method.living_workers), recipe.placement
+    for fewer in range(count, 0, -1) if recipe.method.dropped else ():
+        with suppress(ValueError):
+            island_shape(fewer, workers, shape.shard_size, shape.replica_size)
+            return fewer
+    return count  # `on_ranks` says why they cannot.
 
 
 def on_ranks(

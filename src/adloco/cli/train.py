@@ -97,7 +97,8 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
     happened `RESTARTS` times without a round in between.
     """
     from adloco.cli import elastic_room
-    from adloco.cli.rank_processes import on_ranks
+    from adloco.cli.rank_processes import on_ranks, ranks_needed
+    from adloco.cli.train_here import train_here
     from adloco.distributed.launch.local_ranks import INTERRUPTED
     from adloco.run import out_of_memory
     from adloco.run.folder import new_folder
@@ -118,6 +119,19 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
                 # The others have ended, so it would wait for them in vain.
                 say(open_console(), f"the run in {begun} is complete")
                 return 0
+
+    def start(line: list[str]) -> int:
+        """Start the ranks, after drops as many as the workers that are left can use."""
+        begun = begun_run(recipe, trust_recipe=trust) if arguments.restart else None
+        needed = count
+        if begun and not machines:  # Another machine could not know how many start here.
+            needed = ranks_needed(count, resumed_recipe(begun, (), trust_recipe=trust))
+        if needed < count:
+            say(open_console(), f"{needed} of {count} ranks start, because workers were dropped")
+        if needed == 1 < count:
+            return train_here(arguments, alerts)
+        return on_ranks(needed, recipe, line, recovery=recovery, machines=machines)
+
     told = ["--notify", arguments.notify] if arguments.notify else []
     with nullcontext(resumed) if resumed else new_folder(recipe) as folder:
         alerts.about = str(folder)
@@ -135,7 +149,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
         failures = _FailureCount(folder)
         recovery = elastic_room.recovery(recipe, failures.one_more if arguments.restart else None)
         limit = out_of_memory.limit(folder)
-        code = on_ranks(count, recipe, begin, recovery=recovery, machines=machines)
+        code = start(begin)
         while code not in (0, INTERRUPTED):
             if out_of_memory.limit(folder) != limit:
                 limit = out_of_memory.limit(folder)
@@ -147,7 +161,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
             sentence = f"the ranks start again from the newest checkpoint{why}"
             print_error(sentence)
             alerts.tell("recovered", sentence)
-            code = on_ranks(count, recipe, again, recovery=recovery, machines=machines)
+            code = start(again)
         if code not in (0, INTERRUPTED):
             alerts.failed(f"its ranks ended with exit code {code}")
         if code == 0 and machines:  # The report was said where rank 0 is.

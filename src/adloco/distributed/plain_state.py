@@ -38,6 +38,11 @@ def join_state(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
+def state_bytes(state: Any) -> int:
+    """Bytes of the tensors of a state."""
+    return sum(each.numel() * each.element_size() for each in split_state(state)[1].values())
+
+
 def _split(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         while path in tensors:  # The keys 1 and "1", or "a.b" beside a "b" in "a", have one path.

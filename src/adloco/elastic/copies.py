@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.plain_state import split_state
-from adloco.distributed.traffic import num_bytes
+from adloco.distributed.plain_state import state_bytes
 from adloco.run.machine_folders import in_turn
 from adloco.whole_file import write_text
 
@@ -67,20 +66,18 @@ class MemoryCopies:
         in_memory = round % max(self._every, 1) == 0 and not last
         return self.made and (in_memory or (saves and self.on_disk))
 
-    def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
+    def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> None:
         received = self._exchange(parts, placement) if placement.is_island_first else {}
         kept, self.for_disk = dict(parts), {}
         for island, of_island in received.items():
             kept |= of_island
             if self._folders[island] != self._folders[self._island]:
                 self.for_disk |= of_island
-        own, all_here = _size(parts), _size(kept)
-        sent = sum(placement.all_values(own))  # Also waits until all have theirs.
+        placement.all_values(name)  # Until all have theirs.
         # Those of the time before are kept too: a rank that fails meanwhile can leave the new ones
         # incomplete.
         self.parts = {**dict(sorted(self.parts.items())[-1:]), name: kept}
-        self.bytes_kept = all_here
-        return sent
+        self.bytes_kept = state_bytes(kept)
 
     def _exchange(
         self, parts: Mapping[str, Any], placement: Placement
@@ -135,7 +132,3 @@ def next_elsewhere(places: Sequence[Any]) -> list[int]:
         there = at[order[(order.index(place) + 1) % len(order)]]
         found.append(there[at[place].index(own) % len(there)])
     return found
-
-
-def _size(parts: Mapping[str, Any]) -> int:
-    return num_bytes(list(split_state(dict(parts))[1].values()))

@@ -14,8 +14,7 @@ from typing import Any
 
 from adloco.algorithms.state_parts import RUN, local_parts, of_workers
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.plain_state import split_state
-from adloco.distributed.traffic import num_bytes
+from adloco.distributed.plain_state import state_bytes
 from adloco.errors import require
 from adloco.run.checkpoint import DAMAGED, SAVE, foreign, list_all
 from adloco.run.machine_folders import in_turn
@@ -205,7 +204,7 @@ class _Sharing:
         if placement.rank == receiver:
             self.parts[part] = state
             if sender // placement.ranks_per_worker != island:
-                self.bytes_received += num_bytes(list(split_state(state)[1].values()))
+                self.bytes_received += state_bytes(state)
 
 
 def clear_unusable(folder: Path, found: Recovered, placement: Placement) -> list[str]:

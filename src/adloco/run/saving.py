@@ -266,8 +266,7 @@ class Copies(Protocol):
             last: True if it is the run's last.
         """
 
-    def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> int:
+    def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> None:
         """Keep the parts that this process would write into the checkpoint of this name, and
-        exchange copies with others; return the bytes of tensors that all have sent. Called on all
-        ranks; the parts are not changed any more.
+        exchange copies with others. Called on all ranks; the parts are not changed any more.
         """

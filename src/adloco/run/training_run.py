@@ -18,6 +18,7 @@ from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.state_parts import RUN
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
+from adloco.distributed.plain_state import state_bytes
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
 from adloco.run import checkpoint, out_of_memory
@@ -443,10 +444,12 @@ class TrainingRun:
         held = self.algorithm.num_parameters * len(self.algorithm.workers)
         large = self.device.type == "cpu" and held > COPIED_PARAMETERS
         waits = last or (large and not copies)  # Else there are copies, which can be written later.
-        content = cache(lambda: self._checkpoint(copy=copies or not waits, save=save))
+        content = cache(
+            lambda: self._checkpoint(copy=copies or not waits, copies=copies, save=save)
+        )
         name = self._checkpoint_name()
         if copies and self.copies:
-            self._bytes_checkpoint += self.copies.keep(name, content(), self.placement)
+            self.copies.keep(name, content(), self.placement)
         if saves:
             others = self.copies.for_disk if self.copies else {}
             self.saving.try_to_save(name, lambda: {**content(), **others}, last=last, waits=waits)
@@ -461,11 +464,15 @@ class TrainingRun:
         begun = int(self.placement.largest(here))
         return checkpoint.name_of(state.rounds_done, state.inner_steps + begun)
 
-    def _checkpoint(self, *, copy: bool = False, save: str = "") -> dict[str, Any]:
+    def _checkpoint(
+        self, *, copy: bool = False, copies: bool = False, save: str = ""
+    ) -> dict[str, Any]:
         """The parts of a checkpoint that this process writes, as another save or as the one that
         has this state already; NonFiniteLossError if the state has infinite numbers.
 
         copy: Their tensors are copies, which can be read while training continues.
+        copies: They are also sent to other islands, which counts before: a run that resumes from
+            them has sent them.
         """
         self.algorithm.state.require_finite(self.placement)
         about = {
@@ -476,13 +483,15 @@ class TrainingRun:
             "recipe": deciding_settings(self.recipe),
             "tokens": self.recipe.run.tokens,
             "records": self.records.digests(),
-            "bytes_checkpoint": self._bytes_checkpoint,
         } | self._described
         with self._memory.phase("checkpoint"):
             parts = self.algorithm.state_parts(copy=copy)
         if self.placement.is_rank_zero:
             parts[RUN] = {"run": about, "algorithm": parts[RUN]}
         self._saves += 1  # On all ranks, which make checkpoints together.
+        if copies:
+            self._bytes_checkpoint += round(self.placement.total(state_bytes(parts)))
+        about["bytes_checkpoint"] = self._bytes_checkpoint
         return {
             name: {**part, checkpoint.SAVE: save or f"{self._start_id}-{self._saves}"}
             for name, part in parts.items()
