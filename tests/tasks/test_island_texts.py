@@ -399,6 +399,11 @@ def test_ranks_of_one_island_have_one_text(texts: Path) -> None:
         ("BOTH", ("--method.num_trainers", "2"), "data.islands needs one trainer"),
         ("BOTH", ("--method.workers_per_trainer", "1"), "one for each of data.islands, got 1"),
         ("BOTH", ("--run.on_rank_failure", "replace"), "cannot be replace with data.islands"),
+        (
+            "BOTH",
+            ("--run.on_rank_failure", "drop", "--method.workers_per_trainer", "3"),
+            "make method.workers_per_trainer 3 a multiple of 2",
+        ),
         ("BOTH", ("--task.kind", "classification"), "data.islands is for language models"),
         ("{ a = {}, b = { path = '/nowhere' } }", (), "island b: "),
     ],

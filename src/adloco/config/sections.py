@@ -209,6 +209,12 @@ class Recipe:
             "run.on_rank_failure cannot be replace with data.islands, because no other island has "
             "the text of one that fails; use drop, or stop and --restart",
         )
+        require(
+            self.run.on_rank_failure != "drop" or method.num_workers % islands == 0,
+            "run.on_rank_failure drop needs equally many workers on each of data.islands, or one "
+            "may move to a machine without its text; make method.workers_per_trainer "
+            f"{method.num_workers} a multiple of {islands}, or use stop and --restart",
+        )
 
     def part(self, name: str) -> Any:
         """The settings that a field of the recipe, or an option, has."""
