@@ -472,12 +472,13 @@ def test_evaluate_shares_the_work() -> None:
 
     def count(model: nn.Module, part: int, parts: int) -> tuple[float, float]:
         seen.append((part, parts))
-        return float(model.bias.detach()) * (part + 1), part + 1
+        return float(model.bias.detach()) + part, part + 1
 
     values = run.evaluate(count)
     assert sorted(seen) == [(part, 3) for part in (0, 0, 1, 1, 2, 2)]
     for trainer in (0, 1):
-        assert values[trainer] == pytest.approx([float(params_of(run, trainer)[-1])])
+        bias = float(params_of(run, trainer)[-1])
+        assert values[trainer] == pytest.approx([(3 * bias + 3) / 6])
         assert torch.cat(
             [parameter.detach().flatten() for parameter in run.model(trainer).parameters()]
         ).equal(params_of(run, trainer))

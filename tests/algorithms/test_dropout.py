@@ -53,11 +53,11 @@ def test_attention_is_the_fused_operator_s(how: dict[str, Any], kv_heads: int) -
     """If the rate is so small that nothing is dropped, the output equals the fused operator's."""
     torch.manual_seed(0)
     query, key, value = (
-        torch.randn(2, 4, 5, 8),
-        torch.randn(2, kv_heads, 5, 8),
-        torch.randn(2, kv_heads, 5, 8),
+        torch.randn(3, 4, 5, 8),
+        torch.randn(3, kv_heads, 5, 8),
+        torch.randn(3, kv_heads, 5, 8),
     )
-    masks = {"bool": torch.rand(2, 1, 5, 5) > 0.3, "float": torch.randn(2, 1, 5, 5)}
+    masks = {"bool": torch.rand(3, 1, 5, 5) > 0.3, "float": torch.randn(3, 1, 5, 5)}
     masks["bool"][..., 0] = True
     settings = {
         name: masks[value] if name == "attn_mask" else value for name, value in how.items()
@@ -85,31 +85,38 @@ def test_everything_dropped_and_nothing_to_attend_to_are_zeros() -> None:
 
 
 def test_attention_weights_are_dropped() -> None:
-    value = torch.eye(400).expand(1, 1, 400, 400)
-    with own_dropout(0, 0, 0, CPU):
-        weights = nn.functional.scaled_dot_product_attention(
-            torch.zeros(1, 1, 400, 8), torch.zeros(1, 1, 400, 8), value, dropout_p=0.5
-        )
+    value, seen = torch.eye(400).expand(1, 1, 400, 400), []
+    for _ in range(2):
+        with own_dropout(0, 0, 0, CPU):
+            weights = nn.functional.scaled_dot_product_attention(
+                torch.zeros(1, 1, 400, 8), torch.zeros(1, 1, 400, 8), value, dropout_p=0.5
+            )
+        seen.append(weights)
     assert float((weights == 0).float().mean()) == pytest.approx(0.5, abs=0.01)
     assert float(weights.sum(-1).mean()) == pytest.approx(1.0, abs=0.01)
+    assert seen[0].equal(seen[1])
 
 
 def test_what_is_computed_again_draws_the_same() -> None:
-    inputs = torch.ones(1000, requires_grad=True)
-    with own_dropout(0, 0, 0, CPU):
-        nn.functional.dropout(torch.ones(3))
-        output = torch.utils.checkpoint.checkpoint(
-            lambda x: nn.functional.dropout(x, 0.5) * x,
-            inputs,
-            use_reentrant=False,
-            context_fn=recomputed_alike,
-        )
-        after = nn.functional.dropout(torch.ones(1000), 0.5)
-    output.sum().backward()
-    kept = output.detach()
-    assert inputs.grad is not None
-    assert inputs.grad.equal(2 * kept)
-    assert not after.equal(kept)
+    """It draws from the generator of its own, too, in both passes."""
+    outputs = []
+    for _ in range(2):
+        inputs = torch.ones(1000, requires_grad=True)
+        with own_dropout(0, 0, 0, CPU):
+            nn.functional.dropout(torch.ones(3))
+            output = torch.utils.checkpoint.checkpoint(
+                lambda x: nn.functional.dropout(x, 0.5) * x,
+                inputs,
+                use_reentrant=False,
+                context_fn=recomputed_alike,
+            )
+            after = nn.functional.dropout(torch.ones(1000), 0.5)
+        output.sum().backward()
+        outputs.append(output.detach())
+        assert inputs.grad is not None
+        assert inputs.grad.equal(2 * outputs[-1])
+        assert not after.equal(outputs[-1])
+    assert outputs[0].equal(outputs[1])
 
 
 class Dropping(nn.Module):
@@ -145,7 +152,7 @@ def dropping(placement: Any = None, **changes: Any) -> AdLoCo:
 def test_whether_a_model_drops() -> None:
     assert uses_dropout(Dropping())
     assert uses_dropout(nn.MultiheadAttention(4, 2, dropout=0.1))
-    assert not uses_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)))
+    assert not uses_dropout(nn.Sequential(nn.Dropout(0.0), nn.LayerNorm(2)))
     own = nn.Linear(2, 2)
     own.hidden_dropout = 0.2  # A rate that a model hands to the function itself.
     assert uses_dropout(own)

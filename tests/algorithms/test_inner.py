@@ -113,7 +113,8 @@ def test_a_mean_of_squares_that_would_stand_still_in_bf16_is_refused() -> None:
         InnerSGD()(nn.Linear(2, 2).bfloat16())
 
 
-def test_adamw_resumes_parameters_in_any_order_of_memory() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_adamw_resumes_parameters_in_any_order_of_memory(dtype: torch.dtype) -> None:
     """States are saved row by row; the fused kernel walks through memory."""
 
     def step(model: nn.ParameterList, optimizer: torch.optim.Optimizer) -> None:
@@ -124,7 +125,9 @@ def test_adamw_resumes_parameters_in_any_order_of_memory() -> None:
             )
         optimizer.step()
 
-    start = [torch.randn(5, 7).t(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+    last = torch.channels_last
+    drawn = [torch.randn(5, 7).t(), torch.randn(2, 3, 4, 4).to(memory_format=last)]
+    start = [each.to(dtype) for each in drawn]
     whole, parts = (nn.ParameterList([each.clone() for each in start]) for _ in range(2))
     assert not whole[0].is_contiguous()
     (undisturbed,), (before,) = InnerAdamW(lr=LR)(whole), InnerAdamW(lr=LR)(parts)
@@ -242,7 +245,8 @@ def test_singular_values() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_muon_splits_stacked_matrices(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks along the longer side move as matrices of their own, however they are stacked.
+    """Blocks along the longer side move as matrices of their own, however they are stacked, and in
+    a stack of more matrices than they have rows.
 
     In float32 on every machine: the lengths of blocks are rounded in the type that is computed in.
     """
@@ -255,20 +259,45 @@ def test_muon_splits_stacked_matrices(transposed: bool, monkeypatch: pytest.Monk
     stacked = torch.randn(3, 16, 8)
     shapes = [(8, 8), (4, 8), (4, 8)]
     apart = nn.ModuleList(nn.Linear(columns, rows, bias=False) for rows, columns in shapes)
-    whole = nn.ModuleDict({"qkv": nn.Linear(*((16, 8) if transposed else (8, 16)), bias=False)})
+    whole = nn.ModuleList(
+        nn.Linear(*((16, 8) if transposed else (8, 16)), bias=False) for _ in range(20)
+    )
     for layer, part in zip(apart, stacked[0].split([8, 4, 4]), strict=True):
         layer.weight.data.copy_(part)
-    whole["qkv"].weight.data.copy_(stacked[0].mT if transposed else stacked[0])
+    for layer in whole:
+        layer.weight.data.copy_(stacked[0].mT if transposed else stacked[0])
     (one,) = InnerMuon(lr=0.1)(apart)
-    (other,) = InnerMuon(lr=0.1, split={"qkv": [8, 4, 4]})(whole)
+    (other,) = InnerMuon(lr=0.1, split={"weight": [8, 4, 4]})(whole)
     for gradient in stacked[1:]:
         for layer, part in zip(apart, gradient.split([8, 4, 4]), strict=True):
             layer.weight.grad = part.clone()
-        whole["qkv"].weight.grad = (gradient.mT if transposed else gradient).clone()
+        for layer in whole:
+            layer.weight.grad = (gradient.mT if transposed else gradient).clone()
         one.step()
         other.step()
-    for layer, part in zip(apart, blocks(whole["qkv"].weight), strict=True):
-        torch.testing.assert_close(layer.weight, part)
+    for mine in whole:
+        for layer, part in zip(apart, blocks(mine.weight), strict=True):
+            torch.testing.assert_close(layer.weight, part)
+
+
+def test_blocks_of_a_square_matrix_are_rows() -> None:
+    """As a joint layer of keys and values has them, if these are half as wide as the model."""
+    assert muon_step.blocks_of((4, 4), [1, 3]) == [
+        (slice(0, 1), slice(None)),
+        (slice(1, 4), slice(None)),
+    ]
+
+
+def test_muon_leaves_alone_what_has_no_gradient() -> None:
+    """Zeros, none in a group whose other matrices have one, and none in a whole group."""
+    layers = nn.ModuleList(nn.Linear(3, 4, bias=False) for _ in range(4))
+    (muon,) = InnerMuon(lr=0.1, split={"3": 2})(layers)
+    starts = [layer.weight.detach().clone() for layer in layers]
+    muon.step()
+    layers[0].weight.grad, layers[1].weight.grad = torch.ones(4, 3), torch.zeros(4, 3)
+    muon.step()
+    same = [layer.weight.equal(start) for layer, start in zip(layers, starts, strict=True)]
+    assert same == [False, True, True, True]
 
 
 @pytest.mark.parametrize("make", [InnerAdamW, InnerSGD, InnerMuon])

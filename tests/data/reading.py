@@ -16,6 +16,7 @@ class Read:
     train: list[str] = field(default_factory=list)
     validation: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
+    rows: int = 0
 
 
 def read_all(data: DataSettings) -> Read:
@@ -23,7 +24,7 @@ def read_all(data: DataSettings) -> Read:
     for chunk in chunks_after(data, State(source="", dtype="uint16")):
         read.train += chunk.texts["train"]
         read.validation += chunk.texts["validation"]
-        read.skipped = chunk.after["skipped"]
+        read.skipped, read.rows = chunk.after["skipped"], chunk.after["rows"]
     return read
 
 

@@ -16,7 +16,7 @@ from adloco.data.data_file import SourceUnreachableError
 from adloco.data.data_settings import DataSettings
 from adloco.data.hub import dataset_file
 from adloco.data.rows import Position, Rows, open_rows, stages
-from tests.data.reading import SplitRows
+from tests.data.reading import SplitRows, read_all
 from tests.problems import SHARED_DATA, needs_shared_data
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -66,6 +66,13 @@ def test_splits_samples_and_starts(local: str) -> None:
     assert sorted([*texts(every, "train"), 9, 19, 29]) == list(range(30))
     first = DataSettings(dataset=local, validation_samples=4, samples=12)
     assert (texts(first, "train"), texts(first, "validation")) == (list(range(4, 12)), [0, 1, 2, 3])
+
+
+def test_texts_beside_a_validation_split_are_whole_and_all_rows_count(local: str) -> None:
+    read = read_all(DataSettings(dataset=local, validation_split="validation"))
+    assert read.train == [f"text {index}" for index in range(30)]
+    assert read.validation == [f"text {index}" for index in range(100, 105)]
+    assert read.rows == 35
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.05, 0.15, 0.3, 0.35, 0.4, 0.45, 0.5])

@@ -224,6 +224,12 @@ def test_a_stream_shorter_than_its_streams_ends(tmp_path: Path) -> None:
     assert source.read(0, 0, 3).tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [0, 1, 2, 3, 4]]
 
 
+def test_a_stream_asks_for_the_last_token_of_what_it_serves() -> None:
+    """With one token less it would take the text for ended, and begin it again."""
+    source = StreamSource(lambda count: np.arange(count), context_tokens=4, num_streams=2)
+    assert source.read(1, 0, 2).tolist() == [[4, 5, 6, 7, 8], [12, 13, 14, 15, 16]]
+
+
 def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) -> None:
     stream = open_cache(settings(folder, tmp_path / "a", streaming=True))
     stream.at_least(stream.store.state.train + 1)

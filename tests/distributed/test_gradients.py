@@ -116,7 +116,8 @@ def test_squared_norm_is_summed_in_float64() -> None:
 
 
 def test_clip() -> None:
-    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
+    """The last parameter has no gradient."""
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (2, 1, 1)]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
     clip(parameters, torch.tensor(5.0, dtype=torch.float64), 1.0)
     torch.testing.assert_close(
@@ -125,16 +126,19 @@ def test_clip() -> None:
 
 
 def test_clip_rounds_a_gradient_once_in_each_data_type() -> None:
-    """A factor that is itself rounded to bf16 would be off by up to 0.4%."""
-    factor = 1 / torch.tensor(3.7, dtype=torch.float64)
+    """A factor that is itself rounded to bf16 would be off by up to 0.4%. All are clipped once,
+    whatever types the others have.
+    """
+    factor, parameters = 1 / torch.tensor(3.7, dtype=torch.float64), []
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        gradient = torch.randn(1000, dtype=torch.float64).to(dtype)
-        parameter = nn.Parameter(torch.zeros(1000, dtype=dtype))
-        parameter.grad = gradient.clone()
-        clip([parameter], torch.tensor(3.7, dtype=torch.float64), 1.0)
-        wide = torch.promote_types(dtype, torch.float32)
-        expected = gradient.to(wide) * factor.to(wide)
-        torch.testing.assert_close(parameter.grad, expected.to(dtype), rtol=0, atol=0)
+        parameters.append(nn.Parameter(torch.zeros(1000, dtype=dtype)))
+        parameters[-1].grad = torch.randn(1000, dtype=torch.float64).to(dtype)
+    before = [each.grad.clone() for each in parameters if each.grad is not None]
+    clip(parameters, torch.tensor(3.7, dtype=torch.float64), 1.0)
+    for parameter, gradient in zip(parameters, before, strict=True):
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        expected = (gradient.to(wide) * factor.to(wide)).to(gradient.dtype)
+        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=0)
 
 
 def test_clip_never_scales_up_where_a_device_is_not_waited_for() -> None:

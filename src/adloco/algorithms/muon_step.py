@@ -145,12 +145,12 @@ class _Step:
 def blocks_of(shape: Sequence[int], sizes: Sequence[int]) -> list[Block]:
     """The blocks of a matrix that are orthogonalised on their own.
 
-    sizes: Sizes of the blocks along its longer side; empty if the matrix is one block.
+    sizes: Sizes of the blocks along its longer side; along its rows if it is square.
     """
     rows, columns = shape
-    across, ends = slice(0, min(shape)), accumulate(sizes or [max(shape)])
-    along = [slice(begin, end) for begin, end in pairwise([0, *ends])]
-    return [(part, across) if rows >= columns else (across, part) for part in along]
+    every = slice(None)
+    along = [slice(begin, end) for begin, end in pairwise([0, *accumulate(sizes)])]
+    return [(part, every) if rows >= columns else (every, part) for part in along]
 
 
 def step_length(shape: Sequence[int]) -> float:
