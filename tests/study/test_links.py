@@ -86,22 +86,30 @@ def test_streaming_waits_for_what_is_longer_than_its_steps() -> None:
     """
     link = Link.parse("8mbit,500ms")
     streaming = recipe("diloco", streaming__fragments="2", streaming__tau="2")
-    assert link_seconds([record(1)], streaming, link, replicas=2) == [5 + 3 - 1.6]
+    rounds = [record(1), record(2)]
+    assert link_seconds(rounds, streaming, link, replicas=2) == [5 + 3 - 1.6, 2 * (5 + 3 - 1.6)]
+    # At 10 MB/s each is sent in 0.05 s, all of it beside the steps.
+    fast = link_seconds([record(1)], streaming, Link.parse("80mbit"), replicas=2)
+    assert fast == [pytest.approx(5.0)]
+    silent = [record(1) | {"syncs": 0, "bytes_sent": 0.0}]
+    assert link_seconds(silent, streaming, link, replicas=2) == [5.0]
     # Stopped in the round's last step and resumed: no speed is known, and 0.5 s a step are taken.
     stopped = record(1) | {"tokens_per_second": 0.0}
     assert link_seconds([stopped], streaming, link, replicas=2) == [5 + 3 - 2]
 
 
 def test_the_slowest_worker_is_waited_for() -> None:
-    """Steps of 10 s and of 20 s on two ranks, and a sync of 0.1 s: the first waits 10.1 s in it."""
+    """Steps of 10 s and of 20 s on two ranks, and a sync of 0.1 s: the first waits 10.1 s in it.
+    A second of evaluation follows.
+    """
     workers = [{"busy_seconds": busy, "wait_seconds": 20.0 - busy} for busy in (10.0, 20.0)]
     unequal = record(1, exposed=10.1) | {
-        "seconds": 20.1,
+        "seconds": 21.1,
         "tokens_per_second": 1000 / 20.1,
         "workers": workers,
     }
     assert link_seconds([unequal], recipe("diloco"), Link.parse("8mbit"), replicas=2) == [
-        pytest.approx(20 + 1.0)
+        pytest.approx(20 + 1.0 + 1.0)
     ]
 
 

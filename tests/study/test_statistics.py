@@ -1,6 +1,7 @@
 """Means, intervals and crossings against hand arithmetic."""
 
 import math
+import statistics
 
 import pytest
 
@@ -24,6 +25,25 @@ def test_the_interval_of_three_pairs() -> None:
     assert not found.clear
     smaller = paired_difference("b", "a", {"a": {0: 1.0, 1: 1.01}, "b": {0: 0.5, 1: 0.51}})
     assert smaller is not None and smaller.mean == pytest.approx(-0.5) and smaller.clear
+    same = paired_difference("a", "b", {"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 2.0}})
+    assert same is not None and (same.mean, same.half_width, same.clear) == (0.0, 0.0, False)
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 24), 40])
+def test_the_interval_has_95_percent(freedom: int) -> None:
+    """Student's density is proportional to cos(a)^(n - 1) da where t = sqrt(n) tan(a). Differences
+    of 0 and 1 in turn tell the quantile that was taken.
+    """
+    seeds = range(freedom + 1)
+    values = {"a": {seed: float(seed % 2) for seed in seeds}, "b": dict.fromkeys(seeds, 0.0)}
+    found = paired_difference("a", "b", values)
+    assert found is not None and found.half_width is not None
+    deviation = statistics.stdev(values["a"].values()) / math.sqrt(len(seeds))
+    end = math.atan(found.half_width / deviation / math.sqrt(freedom))
+    places = [(place + 0.5) / 2000 for place in range(2000)]
+    inside = math.fsum(math.cos(end * place) ** (freedom - 1) for place in places) * end / 2000
+    half = math.sqrt(math.pi) / 2 * math.gamma(freedom / 2) / math.gamma((freedom + 1) / 2)
+    assert inside / half == pytest.approx(0.95, abs=2e-4)
 
 
 def test_one_seed_says_nothing_of_the_spread() -> None:
@@ -41,15 +61,3 @@ def test_a_crossing_is_on_the_line_between_points() -> None:
     assert first_crossing(x, y, 0.9) is None
     assert first_crossing(x, y, 4.5) is None, "it was there before anybody looked"
     assert first_crossing([1, 2, 3], [2.0, 1.0, 3.0], 1.5) == 1.5, "the first time counts"
-
-
-def test_the_interval_of_more_pairs_than_the_table_has() -> None:
-    """41 differences of 0 and 1 in turn: t = 2.021 for 40 degrees of freedom."""
-    values = {
-        "a": {seed: float(seed % 2) for seed in range(41)},
-        "b": dict.fromkeys(range(41), 0.0),
-    }
-    found = paired_difference("a", "b", values)
-    assert found is not None and found.half_width is not None
-    deviation = math.sqrt(20 * 21 / 41 / 40)
-    assert found.half_width == pytest.approx(2.021 * deviation / math.sqrt(41), rel=1e-3)

@@ -20,17 +20,23 @@ def no_success(records: Sequence[dict[str, Any]]) -> str:
     known = [each["val_loss"] for each in of_newest_text(records) if is_finite(each["val_loss"])]
     if not is_finite(last["train_loss"]) or not ended_finite(records):
         return f"The run has diverged: its last loss is not finite. {ADVICE}."
-    if len(known) > 1 and round(known[-1], 4) > round(known[0], 4):  # As they are shown.
-        above = f"ended at {known[-1]:.4f}, above {known[0]:.4f} in its first evaluation"
+    first, newest = (_shown(known[0]), _shown(known[-1])) if known else ("0", "0")
+    if float(newest) > float(first):
+        above = f"ended at {newest}, above {first} in its first evaluation"
         began, ended = records[0]["train_loss"], last["train_loss"]
         if not is_finite(began) or ended >= began:
             return f"The run did not learn: its validation loss {above}. {ADVICE}."
         return (
-            f"The validation loss {above}, while that of training fell from {began:.4f} to "
-            f"{ended:.4f}: the run has learned its text alone, or it is too short to tell. Give it "
-            "more text, or more rounds."
+            f"The validation loss {above}, while that of training fell from {_shown(began)} to "
+            f"{_shown(ended)}: the run has learned its text alone, or it is too short to tell. "
+            "Give it more text, or more rounds."
         )
     return ""
+
+
+def _shown(loss: float) -> str:
+    """A loss with the digits that `adloco.metric` gives it, which rules do not import."""
+    return f"{loss:.4f}" if abs(loss) >= 0.01 else f"{loss:.3g}"
 
 
 def ended_finite(records: Sequence[dict[str, Any]]) -> bool:

@@ -152,9 +152,4 @@ class BestRound:
 
     def spared(self, names: Collection[str]) -> str:
         """The one of these checkpoints that stays; empty if none of them was evaluated."""
-        newest = max(names, default="")
-        # A round before the newest checkpoint that has none gets none any more.
-        self._losses = {
-            name: loss for name, loss in self._losses.items() if name in names or name > newest
-        }
         return best_name(names, self._losses)

@@ -51,9 +51,8 @@ def link_seconds(
         transfers = link.seconds(busiest, max(2, *rings), times)
         hidden = 0.0
         if not parallel and syncs:
-            beside = _steps_beside(recipe.streaming, steps // syncs)
-            each = [min(transfers / times, number * trained / steps) for number in beside]
-            hidden = syncs * sum(each)
+            beside = _steps_beside(recipe.streaming, steps)
+            hidden = sum(min(transfers / times, number * trained / steps) for number in beside)
         now += computed + transfers - hidden
         result.append(now)
     return result
