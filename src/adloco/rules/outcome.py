@@ -35,8 +35,8 @@ def no_success(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _shown(loss: float) -> str:
-    """A loss with the digits that `adloco.metric` gives it, which rules do not import."""
-    return f"{loss:.4f}" if abs(loss) >= 0.01 else f"{loss:.3g}"
+    """A loss with four digits: those that rise by less are level."""
+    return f"{loss:#.4g}"
 
 
 def ended_finite(records: Sequence[dict[str, Any]]) -> bool:

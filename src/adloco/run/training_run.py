@@ -444,9 +444,7 @@ class TrainingRun:
         held = self.algorithm.num_parameters * len(self.algorithm.workers)
         large = self.device.type == "cpu" and held > COPIED_PARAMETERS
         waits = last or (large and not copies)  # Else there are copies, which can be written later.
-        content = cache(
-            lambda: self._checkpoint(copy=copies or not waits, copies=copies, save=save)
-        )
+        content = cache(lambda: self._checkpoint(copy=copies or not waits, sent=copies, save=save))
         name = self._checkpoint_name()
         if copies and self.copies:
             self.copies.keep(name, content(), self.placement)
@@ -465,14 +463,14 @@ class TrainingRun:
         return checkpoint.name_of(state.rounds_done, state.inner_steps + begun)
 
     def _checkpoint(
-        self, *, copy: bool = False, copies: bool = False, save: str = ""
+        self, *, copy: bool = False, sent: bool = False, save: str = ""
     ) -> dict[str, Any]:
         """The parts of a checkpoint that this process writes, as another save or as the one that
         has this state already; NonFiniteLossError if the state has infinite numbers.
 
         copy: Their tensors are copies, which can be read while training continues.
-        copies: They are also sent to other islands, which counts before: a run that resumes from
-            them has sent them.
+        sent: Other islands get copies, which the state counts: a run that resumes from them has
+            sent them.
         """
         self.algorithm.state.require_finite(self.placement)
         about = {
@@ -489,7 +487,7 @@ class TrainingRun:
         if self.placement.is_rank_zero:
             parts[RUN] = {"run": about, "algorithm": parts[RUN]}
         self._saves += 1  # On all ranks, which make checkpoints together.
-        if copies:
+        if sent:
             self._bytes_checkpoint += round(self.placement.total(state_bytes(parts)))
         about["bytes_checkpoint"] = self._bytes_checkpoint
         return {
