@@ -41,6 +41,8 @@ from adloco.algorithms.make_reports import report_sync
 from adloco.algorithms.trainer_distance import BUCKETS
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SyncStats
+from adloco.distributed.launch.launcher import place
+from adloco.distributed.testing import run_on_ranks
 from adloco.distributed.wire.int4 import Int4
 from adloco.rules.batch_rules.seesaw import Seesaw
 from adloco.rules.shares import EqualShares
@@ -754,6 +756,23 @@ def test_muon_trains_and_resumes() -> None:
     losses = [[report.train_loss for report in run.rounds(3)] for run in (first, second)]
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
+
+
+def states_of_two_rounds() -> str:
+    run = make_run(placement=place(2))
+    states = [copy.deepcopy(run.placement.agree(run.state_dict()))]
+    run.round()
+    states.append(copy.deepcopy(run.placement.agree(run.state_dict())))
+    with pytest.raises(ValueError, match="load the same one on all ranks") as refused:
+        run.load_state_dict(states[run.placement.rank])
+    run.round()  # Nothing was written.
+    return str(refused.value)
+
+
+def test_ranks_that_load_states_of_two_rounds_are_refused() -> None:
+    """Workers would train from global parameters of two rounds, and on samples of both."""
+    for refused in run_on_ranks(states_of_two_rounds, 2):
+        assert "saved after rounds [0, 1]" in refused
 
 
 def test_a_state_that_is_refused_leaves_no_mixture_to_train() -> None:

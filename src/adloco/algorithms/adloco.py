@@ -313,9 +313,15 @@ class AdLoCo:
 
         Raises:
             ValueError: It is not complete, is that of other trainers or workers, or of another
-                model, or was saved within a round of another schedule.
+                model, was saved within a round of another schedule, or after another round than
+                those of other ranks.
         """
         numbers = run_part(state, self.method, self._syncing.streaming)
+        rounds = self.placement.all_values(numbers["rounds_done"])
+        require(
+            len({*rounds}) == 1,
+            f"the ranks' states were saved after rounds {rounds}; load the same one on all ranks",
+        )
         own = of_workers(numbers, self.method.living_workers)
         require_parts(state, local_parts(own, self.placement))
         self._loaded = False
