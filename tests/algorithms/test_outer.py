@@ -844,6 +844,12 @@ def test_a_state_of_another_schedule_begins_a_round_and_loses_no_step() -> None:
     assert moved(other, 1) == [(11, 13)]
 
 
+def test_a_state_of_something_else_is_refused() -> None:
+    diloco = zeros(1, sync_every=1)
+    with pytest.raises(ValueError, match="the state is not a DiLoCo's"):
+        diloco.load_state_dict(diloco.models[0].state_dict())
+
+
 def states_of_two_rounds() -> str:
     models = [linear()]
     diloco = DiLoCo(models, sync_every=1, placement=place(2))

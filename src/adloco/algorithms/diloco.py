@@ -253,12 +253,17 @@ class DiLoCo:
         rank.
 
         Raises:
-            ValueError: It is that of other workers or shards or of another model, was saved with
-                other error feedback or other fragments, within a round of another schedule, or
-                after another step than those of other ranks, or is not complete; or a model has
-                other trainable parameters than at the start.
+            ValueError: It is not a DiLoCo's of this version, is that of other workers or shards or
+                of another model, was saved with other error feedback or other fragments, within a
+                round of another schedule, or after another step than those of other ranks, or is
+                not complete; or a model has other trainable parameters than at the start.
         """
         self._require_same_parameters()
+        require(
+            "shards" in state,
+            "the state is not a DiLoCo's, or was saved by a version before 2026-11-30; load what "
+            "state_dict() of this version gave",
+        )
         steps = self.placement.all_values(state["inner_steps"])
         require(
             len({*steps}) == 1,
