@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import signal
@@ -225,6 +226,65 @@ def test_a_run_that_another_process_trains_is_waited_for(
     assert len(looks) >= 3 and len((run / "starts.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_run_that_another_process_begins_meanwhile_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A study was killed just after it had started a process, and its line was given again at once:
+    that process takes the folder before the one that the second study starts. A stub stands for the
+    latter.
+    """
+    taken, refused = tmp_path / "taken", tmp_path / "refused"
+    stub = tmp_path / "train"
+    wait = f"while [ ! -e {taken} ]; do sleep 0.01; done"
+    stub.write_text(f"#!/bin/sh\n{wait}\necho adloco: in use\ntouch {refused}\nexit 2\n")
+    stub.chmod(0o755)
+    study, sleep, looks = tmp_path / "study", time.sleep, list[float]()
+    one = finished_run(tmp_path / "one")
+    other = Path(finished_run(tmp_path / "other", method__sync_every="2"))
+    with ExitStack() as lock:
+
+        def look(seconds: float) -> None:
+            (recipe,) = study.glob("recipes/*.toml")
+            run = study / "runs" / recipe.stem
+            if not taken.exists():
+                shutil.copytree(other, run, ignore=shutil.ignore_patterns("summary.json"))
+                lock.enter_context(locked(run))
+                taken.touch()
+            looks.extend([seconds] * refused.exists())
+            if len(looks) == 20:
+                shutil.copy(other / "summary.json", run)
+                lock.close()
+            sleep(0.02)
+
+        monkeypatch.setattr(time, "sleep", look)
+        monkeypatch.setattr(sys, "executable", str(stub))
+        own = ["--run.folder", str(study), "--seeds", "1"]
+        assert main(["compare", one, "b=diloco@--method.sync_every 2", *own]) == 0
+    out = capsys.readouterr().out
+    assert "b, seed 0: awaited: another process trains it" in out and "b, seed 0: done" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_was_told_to_end_before_it_could_answer_has_not_failed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stub that any signal ends stands for Python as it starts."""
+    stub, sleep = tmp_path / "train", time.sleep
+    stub.write_text("#!/bin/sh\nexec sleep 60\n")
+    stub.chmod(0o755)
+
+    def told(seconds: float) -> None:
+        os.kill(os.getpid(), number)
+        sleep(0.02)
+
+    monkeypatch.setattr(sys, "executable", str(stub))
+    monkeypatch.setattr(time, "sleep", told)
+    own = ["--run.folder", str(tmp_path / "study"), "--seeds", "1"]
+    assert main(["compare", "b=diloco@--method.sync_every 2", "diloco", *own]) == 130
+    out = capsys.readouterr().out
+    assert "failed" not in out and "stopped and saved; the same command continues" in out
+
+
 def test_a_run_that_fails_is_counted_and_gives_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +308,12 @@ def test_a_run_that_fails_is_counted_and_gives_exit_code_1(
     assert error == f"adloco: 1 of 2 runs failed; what they said is in {study / 'logs'}\n"
     assert [arm["runs"][0]["problem"] for arm in compared(study)["arms"]] == ["", "broken"]
     assert "b, seed 0 failed: broken" in (study / "compare.html").read_text()
+
+    # Killed, by the kernel for instance, after a line about a round.
+    stub.write_text("#!/bin/sh\necho round 1\nkill -9 $$\n")
+    assert main(["compare", str(tmp_path / "run"), "b=diloco", *own]) == 1
+    killed = "failed after 0:00: it was ended by signal 9; the same command continues it\n"
+    assert killed in capsys.readouterr().out
 
 
 def test_a_run_whose_last_evaluation_is_not_finite_has_failed(

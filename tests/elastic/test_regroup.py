@@ -60,6 +60,33 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("warm_python")
+def test_a_rank_that_was_told_to_end_does_not_continue_after_a_failure(
+    small: list[str], tmp_path: Path
+) -> None:
+    """torchrun tells the others to end when a rank is killed, and kills them later. They forgot it
+    as they met, dropped its workers and trained on.
+    """
+    folder = tmp_path / "run"
+    words = ["diloco", *small, "--run.folder", str(folder), "--ranks", "2"]
+    words += ["--run.tokens", "100000000", "--run.on_rank_failure", "drop"]
+    command = [*ADLOCO, "train", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: (folder / "metrics.jsonl").exists(), process)
+        first, second = children_of(process)
+        os.kill(second, signal.SIGSTOP)  # So the first one waits for it, and cannot save.
+        os.kill(first, signal.SIGTERM)
+        time.sleep(0.5)
+        os.kill(second, signal.SIGKILL)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    assert "told to stop by SIGTERM, but another rank failed, or did not come within" in error
+    assert not read_changes(folder)
+
+
 def interrupted_later(
     folder: Path, machines: Sequence[subprocess.Popen[str]]
 ) -> list[tuple[str, str]]:

@@ -75,6 +75,18 @@ def test_a_pause_is_not_lost() -> None:
     assert [*after.values()][:3] == [1, 150, 15.0]
 
 
+def test_what_a_stop_costs_where_workers_are_dropped() -> None:
+    """Of 250 tokens at the stop, 20 are of workers that are dropped. If the checkpoint of the stop
+    is damaged, and that before has 10 of them, what came between is trained again.
+    """
+    reached = point(2, 250, 25.0)
+    starts = [BEGUN, start_after([BEGUN], "stop", reached, reached, 1026.0)]
+    resumed = start_after(starts, "resume", point(2, 230, 24.0), point(2, 200, 20.0), 1030.0, 20)
+    assert lost(resumed) == (False, 0, 0.0, 4.0) and resumed.tokens == 230
+    older = start_after(starts, "resume", point(2, 215, 22.0), point(2, 200, 20.0), 1030.0, 10)
+    assert lost(older) == (False, 25, 3.0, 4.0)
+
+
 def test_what_ranks_lose_that_regroup_in_place() -> None:
     """Round 3 began after 20 s. A rank fails after 26 s, when 50 tokens of it were trained, and
     the others continue 4 s later; a rank that joins costs nothing.
@@ -172,6 +184,26 @@ def test_a_run_that_died_and_one_that_was_stopped(
     page = (folder / "report.html").read_text()
     assert page.count("resumed after a failure") == page.count("resumed after a stop") == 1
     assert f"tokens repeated</span><b>{repeated:,}</b>" in page
+
+
+def test_what_dropped_workers_had_trained_is_not_repeated(small: list[str], tmp_path: Path) -> None:
+    """The run is stopped within round 2 by the last of three workers, which train one after
+    another, and resumed without the first.
+    """
+    folder, passes = tmp_path / "run", itertools.count(1)
+    words = [*small, "--run.rounds", "3", "--method.workers_per_trainer", "3"]
+    run = make_run("diloco", [*words, "--run.threads", "1"])
+    rounds = run.rounds()
+    next(rounds)
+    run.algorithm.workers[2].model.register_forward_pre_hook(
+        lambda model, inputs: run.stop() if next(passes) == 2 else None
+    )
+    assert list(rounds) == []
+    assert main(["train", "--resume", str(folder), "--method.dropped", "[0]"]) == 0
+    _, stop, resumed, _ = read_starts(folder)
+    assert resumed.round == stop.round == 1 and resumed.tokens < stop.tokens
+    assert lost(resumed)[:3] == (False, 0, 0.0)
+    assert json.loads((folder / "summary.json").read_text())["interruptions"] == 0
 
 
 def test_a_run_that_is_left_alone_has_lost_nothing(

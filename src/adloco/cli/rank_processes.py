@@ -211,9 +211,9 @@ class RankEnd:
         """Say that the signal came while this rank waited for another one; end this process."""
         assert self.folder  # It trains.
         self._end(
-            f"told to stop by {signal.Signals(number).name}, but another rank did not come within "
-            "run.grace_seconds; what was trained since the newest checkpoint is lost; resume with: "
-            + resume_line(self.folder),
+            f"told to stop by {signal.Signals(number).name}, but another rank failed, or did not "
+            "come within run.grace_seconds; what was trained since the newest checkpoint is lost; "
+            "resume with: " + resume_line(self.folder),
             INTERRUPTED,
         )
 

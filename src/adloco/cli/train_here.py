@@ -100,6 +100,7 @@ class _Process:
         )
         quorum = regrouping.quorum if regrouping else None
         group = process_group(self.settings.timeout_seconds, watch=watch, quorum=quorum)
+        signals: list[int] = []
         # All is done inside the group, so that bad input on one rank ends all ranks; but the log is
         # closed outside, where the error of another rank has that rank's message.
         try:
@@ -114,6 +115,7 @@ class _Process:
                     end=ending.after_signal,
                     regrouping=regrouping,
                     alerts=self.alerts,
+                    signals=signals,
                 )
                 try:
                     code = training.train(given)
@@ -126,6 +128,8 @@ class _Process:
         except RankFailureError as error:
             if regrouping is None or not regrouping.failed(error):
                 raise ending.advised(error) from None
+            for number in signals:  # It cannot save, and must not train on with those left.
+                ending.after_signal(number)
             self.failure = str(error)
             return None
         if regrouping:

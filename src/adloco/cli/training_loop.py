@@ -55,6 +55,8 @@ class Training:
     """Told that the run stalls, recovers or ends."""
     resume: str = ""
     """The call that resumes the run, in a script; empty: `adloco train --resume` does."""
+    signals: list[int] = field(default_factory=list)
+    """Signals that told this process to end, as they come."""
     _said: set[str] = field(default_factory=set, init=False)
 
     def train(self, settings: Sequence[tuple[str, str]]) -> int | None:
@@ -84,7 +86,7 @@ class Training:
         new_signs = NewSigns(run.recipe.batch_cap, signs_of_options())
         earlier = [sign for record in records for sign in new_signs.see(record)]
         with (
-            _interruptible(run, self.end) as signals,
+            _interruptible(run, self.end, self.signals),
             open_view(run, self.console, earlier) as show,
             _plain_warnings(self.log),
         ):
@@ -106,6 +108,7 @@ class Training:
                     run.stop()
         if run.recipe.data.streaming and (amiss := run.task.skipped()):
             self._say(amiss, logging.WARNING)
+        signals = self.signals
         # Asked of all ranks, because one alone that was told to stop would wait for the others.
         if joining and not run.finished and not run.placement.any(bool(signals)):
             self._say("other ranks have come; all continue together")
@@ -218,14 +221,14 @@ class Training:
 
 
 @contextmanager
-def _interruptible(run: TrainingRun, end: Callable[[int], None] | None) -> Iterator[list[int]]:
+def _interruptible(
+    run: TrainingRun, end: Callable[[int], None] | None, numbers: list[int]
+) -> Iterator[None]:
     """Ctrl+C, SIGTERM or SIGHUP stops the run after the inner step in progress; a second signal
     raises KeyboardInterrupt.
 
-    Yields:
-        The signals that came.
+    numbers: Gets the signals that come.
     """
-    numbers: list[int] = []
     received: list[float] = []
 
     def stop(number: int) -> None:
@@ -240,7 +243,7 @@ def _interruptible(run: TrainingRun, end: Callable[[int], None] | None) -> Itera
         seconds = run.recipe.run.grace_seconds
         waiting = LastResort(act=end, seconds=seconds, busy=lambda: run.saving.in_progress)
     with told_to_end(stop, waiting):
-        yield numbers
+        yield
 
 
 @contextmanager

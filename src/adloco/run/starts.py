@@ -96,29 +96,32 @@ class Starts:
         """All starts and stops of the run."""
         self._folder = folder
         self._training = False
-        self._resumed: tuple[Point, Point] | None = None
+        self._resumed: tuple[Point, Point, int] | None = None
         self._kind: Kind = "resume"
 
-    def resume(self, at: Point, newest: Record, kind: Kind = "resume") -> None:
+    def resume(
+        self, at: Point, newest: Record, kind: Kind = "resume", dropped_tokens: int = 0
+    ) -> None:
         """Read what was recorded, before records are cut; `begin` records the start.
 
         Args:
             at: The checkpoint from which training continues.
             newest: The newest line of metrics.jsonl; empty without one.
             kind: What `begin` records.
+            dropped_tokens: As in `start_after`.
 
         Raises:
             ValueError: A line is damaged.
         """
         self._kind = kind
         self.lines = read_starts(self._folder)
-        self._resumed = at, Point.of(newest)
+        self._resumed = at, Point.of(newest), dropped_tokens
 
     def begin(self, here: Point) -> None:
         """Record that training begins or continues, unless this process is training already."""
         if not self._training:
-            at, reached = self._resumed or (here, here)
-            self.add(self._kind if self._resumed or self.lines else "begin", at, reached)
+            at, reached, dropped = self._resumed or (here, here, 0)
+            self.add(self._kind if self._resumed or self.lines else "begin", at, reached, dropped)
             self._training, self._resumed = True, None
 
     def stop(self, here: Point) -> None:
@@ -126,12 +129,13 @@ class Starts:
         self.add("stop", here, here)
         self._training = False
 
-    def add(self, kind: Kind, at: Point, reached: Point) -> None:
+    def add(self, kind: Kind, at: Point, reached: Point, dropped_tokens: int = 0) -> None:
         """Append a line of this moment; without room for it, warn and continue.
 
         Args:
             at: Where training continues. The run's clock must continue from `at.seconds`.
             reached: How far the run had come before, with what is trained again from `at` on.
+            dropped_tokens: As in `start_after`.
 
         Raises:
             ValueError: A line of the file is damaged.
@@ -139,7 +143,8 @@ class Starts:
         if not self.writes:
             return
         before = read_starts(self._folder)
-        self.lines = [*before, start_after(before, kind, at, reached, time.time())]
+        start = start_after(before, kind, at, reached, time.time(), dropped_tokens)
+        self.lines = [*before, start]
         file = self._folder / STARTS
         try:
             write_text(file, text_of(map(asdict, self.lines)))
@@ -174,13 +179,20 @@ def read_starts(folder: Path) -> list[Start]:
 
 
 def start_after(
-    before: Sequence[Start], kind: Kind, at: Point, reached: Point, now: float
+    before: Sequence[Start],
+    kind: Kind,
+    at: Point,
+    reached: Point,
+    now: float,
+    dropped_tokens: int = 0,
 ) -> Start:
     """A start or stop, with what was lost since the line before it.
 
     Args:
         at, reached: As in `Starts.add`.
         now: Seconds since 1970.
+        dropped_tokens: Tokens of the round in progress at `at`, by workers that are dropped now.
+            They do not count any more, but are not trained again.
     """
     here = Start(kind=kind, time=round(now, 3), **asdict(at))
     if kind not in ("resume", "regroup", "rewind"):
@@ -188,16 +200,17 @@ def start_after(
     last = before[-1] if before else None
     # A stop within a round has come further than the newest record.
     tokens, clock = max((point.tokens, point.seconds) for point in (at, reached, last or at))
-    if tokens == at.tokens:
-        clock = at.seconds
+    saved = at.tokens + dropped_tokens
+    if tokens <= saved:
+        tokens, clock = saved, at.seconds
     again = kind != "rewind"  # What a rewind gives up is not lost.
     # Without room for a line none was written, which would tell a stop from a failure.
-    failed = last.kind not in ("stop", "rewind") if last else again and tokens > at.tokens
+    failed = last.kind not in ("stop", "rewind") if last else again and tokens > saved
     ended = now if last is None else last.time + (clock - last.seconds) * failed
     return replace(
         here,
         failed=failed,
-        tokens_repeated=again * (tokens - at.tokens),
+        tokens_repeated=again * (tokens - saved),
         seconds_repeated=round(again * max(0.0, clock - at.seconds), 3),
         seconds_down=round(max(0.0, now - ended), 3),  # Clocks of machines may differ.
     )

@@ -61,6 +61,8 @@ class StoredRun:
     """State of the run at the checkpoint: random generators, seconds, fingerprint of the text,
     settings.
     """
+    samples: int
+    """Samples trained on at the checkpoint, those of its round by all workers that it has."""
     algorithm: dict[str, Any]
     """The part `run` of `AdLoCo.state_dict()` at the checkpoint: counters and plain numbers."""
     changes: Sequence[Changed]
@@ -165,6 +167,7 @@ def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]
         tokenizer=load_tokenizer(folder / TOKENIZER),
         checkpoint=chosen,
         about=state["run"],
+        samples=samples,
         algorithm=algorithm,
         changes=changed_settings(folder, recipe, begun, algorithm["rounds_done"]),
     )

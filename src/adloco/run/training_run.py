@@ -240,7 +240,8 @@ class TrainingRun:
             sentences = clear_unusable(folder / CHECKPOINTS, found, placement)
             if placement.is_rank_zero:
                 at = run._point(run.algorithm.state.saved_samples)
-                run.starts.resume(at, run.records.newest(), kind)
+                dropped = stored.samples * stored.recipe.data.context_tokens - at.tokens
+                run.starts.resume(at, run.records.newest(), kind, dropped)
                 run.notices += sentences
                 run.notices += run.records.cut(run.algorithm.state.rounds_done)
             # Those of other ranks' folders can be older: they do not count.

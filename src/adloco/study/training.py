@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adloco.config.recipe_text import to_toml
-from adloco.distributed.launch.local_ranks import INTERRUPTED
+from adloco.distributed.launch.local_ranks import INTERRUPTED, ended_by
 from adloco.distributed.launch.signals import signals_passed_to
 from adloco.distributed.placement.threads import num_cores
 from adloco.errors import require
@@ -26,8 +26,8 @@ LOGS = "logs"
 POLL_SECONDS = 0.5
 ENDED = ("done", "failed")
 """States in which a job stays."""
-STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-"""Exit codes of a process that was told to end; the last two before it could answer."""
+STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+"""Exit codes of a process that was told to end; the last three before it could answer."""
 
 
 @dataclass
@@ -146,8 +146,10 @@ def _look_at(job: Job, logs: Path, *, told_to_end: bool) -> None:
         return
     if job.run.finished:
         job.state, job.part = "done", 1.0
-    elif told_to_end and code in STOPPED:
-        job.state = "waiting"
+    elif (told_to_end and code in STOPPED) or is_locked(job.run.folder):
+        job.state = "waiting"  # A run that another process has begun meanwhile is awaited.
+    elif code < 0:  # It could say nothing itself: the last line of its output is any other.
+        job.state, job.problem = "failed", f"it {ended_by(-code)}; the same command continues it"
     else:
         lines = _log(job.run, logs).read_text(errors="replace").strip().splitlines()
         job.state = "failed"
