@@ -1,7 +1,11 @@
 """Functions of torch whose names differ between the versions that adloco supports."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 
+all_gather_single: Callable[..., dist.Work | None]
+reduce_scatter_single: Callable[..., dist.Work | None]
 if hasattr(dist, "all_gather_single"):
     all_gather_single = dist.all_gather_single
     reduce_scatter_single = dist.reduce_scatter_single

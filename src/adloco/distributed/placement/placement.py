@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -364,11 +365,8 @@ class Placement:
             dist.new_group(list(ranks), timeout=self._longest_wait, backend=backend)
             for ranks in groups
         ]
-        mine: dist.ProcessGroup = next(
-            (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks),
-            made[0],
-        )
-        return mine
+        mine = (group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks)
+        return cast(dist.ProcessGroup, next(mine, made[0]))
 
 
 class OneProcess(Placement):
