@@ -404,6 +404,10 @@ def test_a_merge_takes_the_time_of_its_bytes() -> None:
     merged = 1.5 * 4e6
     assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + merged)
     assert found.seconds == pytest.approx(found.inner_steps / 50 * found.round.total + merged / 1e6)
+    for count, merges in (("4", 1), ("3", 2), ("2", 3)):
+        four = ("method.num_trainers", "4"), ("merge.count", count)
+        found = made("adloco", cluster, *four)
+        assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + merges * merged)
 
 
 def test_workers_that_end_diverged_send_a_mean_more() -> None:
