@@ -1,5 +1,6 @@
 """What candidates take."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,13 @@ def test_a_run_that_is_shorter_than_a_round_syncs_once() -> None:
     assert found.seconds == pytest.approx(125 * 0.25 + 0.32)
 
 
+def test_fragments_leave_beside_steps() -> None:
+    """Two fragments of 2 MB take 1.6 s each, 1 s of it beside four steps of 0.25 s."""
+    cluster = Cluster(islands=2, bandwidth="10mbit", samples_per_second={4: 16.0})
+    found = made("diloco", cluster, ("streaming.fragments", "2"), ("streaming.tau", "4"))
+    assert found.round.transfer == pytest.approx(2 * 0.6)
+
+
 def test_a_plan_names_the_measured_micro_batch() -> None:
     """64 samples on two islands are one pass of 32 each in 1 s, not four of 8 in 0.5 s each."""
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0, 32: 32.0})
@@ -118,6 +126,7 @@ def test_shares_of_each_trainer_by_hand() -> None:
     settings += [("batch.initial", "12"), ("method.num_trainers", "2")]
     found = made("diloco", cluster, *settings, ("placement.balance", "speed"))
     assert found.step_seconds == pytest.approx((8 / 12, 4 / 6, 8 / 12, 4 / 2.4))
+    assert found.inner_steps == pytest.approx(1000 / 12 / 2), "1,000 samples of both"
 
 
 def test_one_island_never_syncs() -> None:
@@ -166,6 +175,8 @@ def test_equal_progress() -> None:
     assert local.spread and between
     assert [times * local.tokens for times in local.spread] == pytest.approx(between)
     assert parallel.spread is None
+    spreads = (None, (1.0, 1.0), (0.99, 1.0), (1.0, 1.01))
+    assert [replace(local, spread=each).varies for each in spreads] == [False, False, True, True]
 
 
 def test_the_target_has_a_batch_of_data_parallel_training() -> None:

@@ -49,10 +49,9 @@ class Link:
 
         Args:
             sent: Bytes that leave each worker, in all of them.
+            workers: Workers that exchange, at least two.
             times: Number of exchanges.
         """
-        if workers == 1:
-            return 0.0
         hops = 2 * (workers - 1) if pattern == "ring" else 2
         return sent / self.bytes_per_second + times * hops * self.latency_seconds
 
