@@ -12,7 +12,18 @@ import adloco
 from adloco.algorithms.reports import RoundReport, SyncReport, TrainerReport, WorkerReport
 from adloco.config.sections import TASKS
 from adloco.config.values import adapter
-from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Unit, aggregate, validation
+from adloco.metrics import (
+    PHASE,
+    ROUND,
+    SYNC,
+    TRAINER,
+    WORKER,
+    Metric,
+    Unit,
+    aggregate,
+    known_measures,
+    validation,
+)
 from adloco.options import option_metrics
 from adloco.run.record_types import Number
 from adloco.run.round_numbers import summarise
@@ -99,7 +110,10 @@ def test_a_task_measures_what_it_declares(kind: str) -> None:
 
 def test_numbers_are_shown_with_their_unit() -> None:
     assert ROUND["tokens"].text(12_345) == "12,345"
+    assert ROUND["tokens"].text(1_200_000_000) == "1,200,000,000"
+    assert SYNC["peak_bytes_per_second"].text(2_500_000) == "2.5 MB/s"
     assert ROUND["bytes_sent"].text(2_500_000) == "2.5 MB"
+    assert ROUND["bytes_sent"].text(456_789) == "0.5 MB"
     assert ROUND["bytes_sent"].text(45_678) == "45.7 kB"
     assert ROUND["bytes_sent"].text(0) == "0.0 MB"
     assert ROUND["bytes_sent"].number(45_678) == "0.0457", "of MB, where a column has the unit"
@@ -127,10 +141,13 @@ def line(
         "compression_ratio": ratio,
         "exposed_seconds": 1.0,
         "hidden_seconds": 0.5,
+        "transfer_seconds": 1.5,
         "peak_bytes_per_second": rate,
     }
     return {
+        "tokens": 7,
         "sync": sync,
+        "workers": [{"skipped_steps": 1, "restarts": 2}, {"skipped_steps": 0, "restarts": 0}],
         "trainers": [{"cosine_similarity": cosine, "wire_error": None} for cosine in cosines],
     }
 
@@ -142,7 +159,7 @@ def test_totals_of_syncs_by_hand() -> None:
     """
     records = [
         line(8, 2.0, 7.0, [0.1]),
-        line(2, 4.0, 3.0, [0.25, 0.75, None]),
+        line(2, 4.0, 3.0, [0.0, 1.0, None]),
         line(0, None, None, [None]),
     ]
     expected = {
@@ -150,6 +167,7 @@ def test_totals_of_syncs_by_hand() -> None:
         "compression_ratio": 2.4,
         "exposed_seconds": 3.0,
         "hidden_seconds": 1.5,
+        "transfer_seconds": 4.5,
         "peak_bytes_per_second": 7.0,
     }
     assert {name: aggregate(SYNC[name], records) for name in expected} == pytest.approx(expected)
@@ -157,6 +175,8 @@ def test_totals_of_syncs_by_hand() -> None:
         aggregate(TRAINER["cosine_similarity"], records),
         aggregate(TRAINER["wire_error"], records),
     ) == (0.5, None)
+    assert [aggregate(WORKER[name], records) for name in ("skipped_steps", "restarts")] == [3, 6]
+    assert repr(aggregate(ROUND["tokens"], records)) == "7", "no fraction"
     alone = [line(0, None, None, [None])]
     metrics = (
         SYNC["bytes"],
@@ -168,8 +188,8 @@ def test_totals_of_syncs_by_hand() -> None:
 
 
 def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
-    """The first summary is of the whole run, the second of trainer 1, whose loss is larger by 20
-    and whose score is unknown.
+    """The first summary is of the whole run, the others of its trainers. The loss of trainer 1 is
+    larger by 20, and its score unknown.
     """
     measures = [
         Metric("loss", "loss", Unit("nats")),
@@ -188,9 +208,19 @@ def test_the_best_of_a_measure_is_the_lowest_or_the_highest() -> None:
         record["trainers"][1] |= {"trainer": 1, "val_loss": None if loss is None else loss + 20}
         records.append(record)
     keys = ("final_val_loss", "best_val_loss", "final_val_score", "best_val_score")
-    for trainer, expected in ((None, [2.0, 1.0, 0.3, 0.4]), (1, [22.0, 21.0, None, None])):
+    first = [2.0, 1.0, 0.3, 0.4]
+    for trainer, expected in ((None, first), (0, first), (1, [22.0, 21.0, None, None])):
         summary = summarise(records, measures, num_parameters=5, recipe="x", trainer=trainer)
         assert [summary[key] for key in keys] == expected
+
+
+def test_a_measure_is_known_that_follows_from_the_loss_or_was_measured_once() -> None:
+    loss, follows, measured, never = (
+        Metric(name, name, Unit(""), of_loss=math.exp if name == "follows" else None)
+        for name in ("loss", "follows", "measured", "never")
+    )
+    records = [{"val_measured": None}, {"val_measured": 0.0}]
+    assert known_measures([loss, follows, measured, never], records) == [loss, follows, measured]
 
 
 def test_a_share_is_shown_in_percent_on_axes_too() -> None:

@@ -163,8 +163,7 @@ def clipped_by(row: Mapping[str, Any], cap: int | None) -> str:
     """
     if row["trainer_batch"] < row["requested_batch"]:
         return "switch.max_micro_batch"
-    capped = cap is not None and row["trainer_batch"] == row["requested_batch"] >= cap
-    return "batch.maximum" if capped else ""
+    return "batch.maximum" if cap is not None and row["requested_batch"] >= cap else ""
 
 
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
@@ -255,7 +254,6 @@ def aggregate(metric: Metric, records: Sequence[Record]) -> Any:
             sizes = [
                 (record["sync"]["bytes"], number)
                 for record, numbers in zip(records, values(metric, records), strict=True)
-                if record["sync"]["bytes"]
                 for number in numbers
             ]
             return (

@@ -76,6 +76,22 @@ def test_none_is_chosen_that_another_beats_in_time_and_loss() -> None:
     assert chosen(loss_per_step=-0.01) == 20
 
 
+def test_a_candidate_within_five_percent_is_as_fast_and_a_slower_one_beats_none() -> None:
+    cluster = Cluster(islands=2, bandwidth="100mbit", samples_per_second={8: 16.0})
+    workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e6)
+    settings = [("method.sync_every", "10"), ("method.sync_every", "20"), ("wire.format", "fp32")]
+    near, far = (
+        predict(one, workload, cluster, target) for one in candidates(["diloco"], settings, cluster)
+    )
+    close, beyond = (replace(near, seconds=times * far.seconds) for times in (1.04, 1.06))
+    assert choose([close, far]) is close and choose([beyond, far]) is far
+    worse, slower = replace(near, loss=2.0), replace(far, loss=1.9, seconds=1.04 * near.seconds)
+    assert choose([worse, slower]) is worse
+    as_fast = replace(slower, seconds=near.seconds)
+    assert choose([worse, as_fast]) is as_fast
+
+
 def test_the_crossing_is_where_data_parallel_training_is_as_fast() -> None:
     """A step takes 0.5 s on each of 2 islands, and moves 4 MB for 0.32 s at 100 Mbit/s."""
     workload = Workload(parameters=1e6, tokens_per_sample=128, noise_scale=None)

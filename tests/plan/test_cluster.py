@@ -35,7 +35,9 @@ def test_seconds_of_a_step() -> None:
     assert one.pass_seconds(2) == pytest.approx(4 / 3)
     # 12 samples take two passes of 6, each halfway from 2 to 4 s.
     assert one.step_seconds([12, 12]) == (6.0, 6.0)
-    assert one.step_seconds([12, 12], largest_pass=4) == (6.0, 6.0)
+    # Six of 2.
+    assert one.step_seconds([12, 12], largest_pass=2) == pytest.approx((8.0, 8.0))
+    assert (one.passes(8), one.passes(9), one.passes(9, 2)) == (1, 2, 5)
     # Half a second of each pass is the update: two passes of 8 samples take 3.5 + 3.5 + 0.5 s.
     updating = replace(one, update_seconds=0.5)
     assert updating.step_seconds([8, 8]) == (4.0, 4.0)
@@ -48,14 +50,19 @@ def test_seconds_of_a_step() -> None:
     ("old", "new", "message"),
     [
         ("islands = 2", "islands = 0", "islands must be >= 1"),
-        ('"100mbit"', '"100"', "bandwidth must be a bandwidth in kbit"),
-        ('"100mbit"', '"-5mbit"', "bandwidth must be a bandwidth in kbit"),
+        ('"100mbit"', '"100"', "bandwidth must be in kbit"),
+        ('"100mbit"', '"-5mbit"', "bandwidth must be in kbit"),
+        ('"100mbit"', '"0mbit"', "bandwidth must be in kbit"),
+        ('"100mbit"', '"100mbit,20ms"', "bandwidth must be in kbit"),
         ("islands = 2", "", "islands must be given"),
         ("islands = 2", "islnds = 2", "no entry islnds"),
         ("[1.0, 0.5]", "[1.0]", "speeds must have one finite number > 0 for each of the 2"),
         ("[1.0, 0.5]", "[1.0, inf]", "speeds must have one finite number > 0"),
         ("islands = 2", "islands = 2\nupdate_seconds = 1", "update_seconds must be < 1, the sec"),
         ("1 = 1.0", "0 = 1.0", "samples_per_second must have at least one line"),
+        ("1 = 1.0", "1 = 0.0", "samples_per_second must have at least one line"),
+        ("1 = 1.0", "1 = inf", "samples_per_second must have at least one line"),
+        ('"20ms"', '"20"', "latency must be in us, ms or s"),
         ("1 = 1.0", "x = 1.0", "samples_per_second must be a table such as { 8 = 1 }, got {'x'"),
         ("islands = 2", "islands = ", "is not a TOML file"),
         ("islands = 2", "islands = 2\njitter = -1", r"jitter must be in \[0, inf\), got -1"),

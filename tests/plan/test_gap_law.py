@@ -26,8 +26,11 @@ def test_what_the_law_says() -> None:
     assert found.expected == pytest.approx(3**by_workers * (falling + floor))
     drawn = np.random.default_rng(0).multivariate_normal(CONSTANTS, COVARIANCE, 20_000)
     scales, workers, syncs, sizes, floors = drawn.T
-    gaps = 3**workers * (np.exp(scales) * 4**sizes * 248**syncs + floors)
-    assert found.deviation == pytest.approx(gaps.std(), rel=0.1)
+    for count, rel in ((248.0, 0.1), (100_000.0, 0.03)):  # In the end the rest is left.
+        gaps = 3**workers * (np.exp(scales) * 4**sizes * count**syncs + floors)
+        assert gap(4e6, 4, count).deviation == pytest.approx(gaps.std(), rel=rel)
+    assert gap(4e6, 4, 0.1) == gap(4e6, 4, 1) and gap(4e6, 4, 1).expected > 2 * found.expected
+    assert gap(4e6, 4, 2).expected < 0.6 * gap(4e6, 4, 1).expected
     larger = gap(23_863_808, 4, 117)
     assert abs(larger.expected - 0.043) < NORMAL_90 * larger.deviation, "that of its run"
 

@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from adloco.config.recipe import build_recipe, override, read_values
 from adloco.plan.cluster import Cluster
+from adloco.plan.exchange import exchange_of
 from adloco.plan.gradient_buckets import Buckets
 from adloco.plan.round_time import Sync, round_time
 from tests.plan.simulation import simulate
@@ -34,6 +36,20 @@ def test_the_defaults_of_ddp() -> None:
     whole = Buckets.of(54 * mib, passes=2)
     assert whole.parts == pytest.approx((1 / 54, 25 / 54, 25 / 54, 3 / 54))
     assert whole.backward == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("shards", "backward"), [("1", 1 / 3), ("2", None)])
+def test_only_whole_models_overlap_and_only_with_the_last_pass(
+    shards: str, backward: float | None
+) -> None:
+    recipe = build_recipe(
+        override(
+            read_values("ddp"), [("placement.shard_size", shards), ("placement.replica_size", "0")]
+        )
+    )
+    sync = exchange_of(recipe, 1e6, 4, cluster(), passes=2)
+    assert (sync.buckets and sync.buckets.backward) == backward
+    assert sync.exchanges == 2, "gradients, then losses and norms"
 
 
 @pytest.mark.parametrize("megabytes", [0.0, 0.2, 1.0, 5.0, 1000.0])

@@ -1,5 +1,7 @@
 """What candidates take."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +66,13 @@ def test_a_run_that_is_shorter_than_a_round_syncs_once() -> None:
     assert found.seconds == pytest.approx(125 * 0.25 + 0.32)
 
 
+def test_fragments_leave_beside_steps() -> None:
+    """Two fragments of 2 MB take 1.6 s each, 1 s of it beside four steps of 0.25 s."""
+    cluster = Cluster(islands=2, bandwidth="10mbit", samples_per_second={4: 16.0})
+    found = made("diloco", cluster, ("streaming.fragments", "2"), ("streaming.tau", "4"))
+    assert found.round.transfer == pytest.approx(2 * 0.6)
+
+
 def test_a_plan_names_the_measured_micro_batch() -> None:
     """64 samples on two islands are one pass of 32 each in 1 s, not four of 8 in 0.5 s each."""
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0, 32: 32.0})
@@ -97,9 +106,13 @@ def test_shares_by_speed_by_hand() -> None:
     assert by_speed.step_seconds == pytest.approx((2 / 3, 2 / 3))
     assert by_speed.round.waiting == pytest.approx(0, abs=1e-9)
     small = made(
-        "diloco", cluster, *whole[:1], ("batch.initial", "2"), ("placement.balance", "speed")
+        "diloco",
+        replace(cluster, speeds=(1, 0.1)),
+        *whole[:1],
+        ("batch.initial", "2"),
+        ("placement.balance", "speed"),
     )
-    assert small.step_seconds == pytest.approx((1 / 12, 1 / 6)), "nobody takes no sample"
+    assert small.step_seconds == pytest.approx((1 / 12, 1 / 1.2)), "nobody takes no sample"
 
 
 def test_the_slowest_rank_of_data_parallel_training_decides() -> None:
@@ -112,19 +125,20 @@ def test_the_slowest_rank_of_data_parallel_training_decides() -> None:
 
 def test_shares_of_each_trainer_by_hand() -> None:
     """Two trainers of two islands split 12 samples each; nobody takes more than 8."""
-    speeds = (1.0, 0.5, 1.0, 0.2)
+    speeds = (1.0, 0.5, 0.2, 1.0)
     cluster = Cluster(islands=4, bandwidth="1gbit", samples_per_second={1: 12.0}, speeds=speeds)
     settings = [("switch.max_micro_batch", "8"), ("switch.mode", "switch")]
     settings += [("batch.initial", "12"), ("method.num_trainers", "2")]
     found = made("diloco", cluster, *settings, ("placement.balance", "speed"))
-    assert found.step_seconds == pytest.approx((8 / 12, 4 / 6, 8 / 12, 4 / 2.4))
+    assert found.step_seconds == pytest.approx((8 / 12, 4 / 6, 4 / 2.4, 8 / 12))
+    assert found.inner_steps == pytest.approx(1000 / 12 / 2), "1,000 samples of both"
 
 
 def test_one_island_never_syncs() -> None:
     cluster = Cluster(islands=1, bandwidth="1kbit", samples_per_second={8: 16.0})
     for name in ("ddp", "diloco", "single"):
         assert made(name, cluster).seconds == pytest.approx(1000 / 16)
-        assert made(name, cluster).bytes_sent == 0
+        assert (made(name, cluster).syncs, made(name, cluster).bytes_sent) == (0, 0)
 
 
 def test_without_limit_of_the_link_data_parallel_training_is_chosen() -> None:
@@ -166,6 +180,8 @@ def test_equal_progress() -> None:
     assert local.spread and between
     assert [times * local.tokens for times in local.spread] == pytest.approx(between)
     assert parallel.spread is None
+    spreads = (None, (1.0, 1.0), (0.99, 1.0), (1.0, 1.01))
+    assert [replace(local, spread=each).varies for each in spreads] == [False, False, True, True]
 
 
 def test_the_target_has_a_batch_of_data_parallel_training() -> None:
@@ -404,6 +420,14 @@ def test_a_merge_takes_the_time_of_its_bytes() -> None:
     merged = 1.5 * 4e6
     assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + merged)
     assert found.seconds == pytest.approx(found.inner_steps / 50 * found.round.total + merged / 1e6)
+    for options, times in (("{ momentum = 0.5 }", 2), ("{}", 1)):
+        two = ("method.num_trainers", "2"), ("merge.policy", "smallest"), ("outer.options", options)
+        found = made("diloco", cluster, *two)
+        assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + times * merged)
+    for count, merges in (("4", 1), ("3", 2), ("2", 3)):
+        four = ("method.num_trainers", "4"), ("merge.count", count)
+        found = made("adloco", cluster, *four)
+        assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + merges * merged)
 
 
 def test_workers_that_end_diverged_send_a_mean_more() -> None:
@@ -430,6 +454,13 @@ def test_the_plug_in_form_holds_a_smaller_batch() -> None:
     for estimator, batch in (("plug-in", 60), ("unbiased", 80)):
         settings = ("batch.eta", "0.5"), ("batch.estimator", estimator)
         assert made("adloco", cluster, *settings, ("batch.maximum", "99")).batch == batch
+        assert made("adloco", cluster, *settings, ("batch.maximum", "50")).batch == 50
+        guards = ("batch.minimum", "90"), ("batch.initial", "90"), ("batch.maximum", "99")
+        assert made("adloco", cluster, *settings, *guards).batch == 90
+    assert made("adloco", cluster, ("batch.eta", "1.5")).batch == math.ceil(20 / 1.5**2)
+    two = replace(cluster, ranks=2)
+    clipped = ("batch.initial", "32"), ("switch.mode", "never"), ("switch.max_micro_batch", "2")
+    assert made("diloco", two, *clipped).batch == 8, "two on each rank"
 
 
 def test_a_batch_below_the_smallest_makes_no_progress_for_free() -> None:

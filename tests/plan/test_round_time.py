@@ -52,7 +52,11 @@ def test_the_slowest_island_is_waited_for() -> None:
 
 
 def test_the_expected_largest_of_normal_numbers() -> None:
-    """Of two standard normal numbers it is 1 / sqrt(pi), of three 3 / (2 sqrt(pi))."""
+    """Of two normal numbers with deviations s and t it is sqrt((s^2 + t^2) / (2 pi)), of three
+    standard ones 3 / (2 sqrt(pi)).
+    """
+    unlike = math.sqrt(1.01 / (2 * math.pi))
+    assert expected_largest((0, 0), (1, 0.1)) == pytest.approx(unlike, abs=1e-6)
     assert expected_largest((0, 0), (1, 1)) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-6)
     assert expected_largest((5, 5, 5), (2, 2, 2)) == pytest.approx(
         5 + 2 * 1.5 / math.sqrt(math.pi), abs=1e-6
@@ -100,12 +104,12 @@ def test_a_sync_takes_time_besides_its_transfer() -> None:
 
 
 def test_rounds_of_different_lengths_take_their_mean() -> None:
-    """By hand, of one round of 10 steps and three of 11."""
+    """By hand, of three rounds of 10 steps and one of 11."""
     sync, jittery, seconds = Sync(workers=4, bytes_sent=3e6), cluster(jitter=0.1), [0.5] * 4
     shorter, longer = (round_time(jittery, seconds, steps, sync) for steps in (10, 11))
-    found = mean_round(jittery, seconds, 10.75, sync)
-    assert found.computing == pytest.approx(0.5 * 10.75)
-    assert found.total == pytest.approx((shorter.total + 3 * longer.total) / 4)
+    found = mean_round(jittery, seconds, 10.25, sync)
+    assert found.computing == pytest.approx(0.5 * 10.25)
+    assert found.total == pytest.approx((3 * shorter.total + longer.total) / 4)
     assert mean_round(jittery, seconds, 10.0, sync) == shorter
 
 

@@ -10,7 +10,7 @@ from adloco.algorithms.inner.adamw import InnerAdamW
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_toml
 from adloco.study.arms import parse_arm, plan_runs
-from adloco.study.fairness import differences, held_equal, inequalities
+from adloco.study.fairness import differences, held_equal, inequalities, unpaired
 
 
 def test_words_of_an_arm() -> None:
@@ -70,6 +70,13 @@ def test_what_is_held_equal(tmp_path: Path) -> None:
     assert runs("diloco", "local-sgd") == []
     equal = held_equal(plan_runs(["diloco", "local-sgd"], [], 1, tmp_path))
     assert equal == ["task", "validation windows", "model", "data", "tokenizer", "1,200,000 tokens"]
+    some = "a=diloco@--model.hidden_size 64 --run.tokens 9"
+    equal = held_equal(plan_runs(["diloco", some], [], 1, tmp_path))
+    assert equal == ["task", "validation windows", "data", "tokenizer"]
+    both = [("run.tokens", "9"), ("run.inner_steps", "8")]
+    equal = held_equal(plan_runs(["diloco"], both, 1, tmp_path))
+    assert equal[-2:] == ["9 tokens", "8 inner steps"]
+    assert runs("diloco", "a=diloco@--data.path x") == ["data (data.path: diloco: '', a: x)"]
     assert runs("diloco", "a=diloco@--model.hidden_size 64") == [
         "model (model.hidden_size: diloco: 0, a: 64)"
     ]
@@ -136,16 +143,31 @@ def test_inequality_within_an_arm_is_seen(tmp_path: Path) -> None:
 def test_what_is_varied_is_named(tmp_path: Path) -> None:
     runs = plan_runs(["diloco", "a=diloco@--run.tokens 9"], [], 1, tmp_path)
     assert differences(runs) == []
+    elsewhere = plan_runs(["diloco", "a=diloco@--run.device cpu"], [], 1, tmp_path)
+    assert differences(elsewhere) == [], "it changes no number"
+    ramp = "a=diloco@--batch.rule ramp --batch.first 4 --batch.last 8 --batch.over_samples 99"
+    assert "batch.first (diloco: -, a: 4)" in differences(
+        plan_runs(["diloco", ramp], [], 1, tmp_path)
+    )
     assert differences(runs, ["run.tokens"]) == ["run.tokens (diloco: 1200000, a: 9)"]
 
 
 def test_machines_are_named_if_there_are_several(tmp_path: Path) -> None:
     folders = [Path(finished(tmp_path / seed, ("run.seed", seed))) for seed in ("0", "1")]
     for folder, device in zip(folders, ("cpu", "gpu"), strict=True):
-        about = {"device": device, "cores": 2, "torch_threads": 2}
+        about = {"device": device, "cores": 2, "torch_threads": 2, "time": device}
         (folder / "environment.json").write_text(json.dumps(about))
     runs = plan_runs([*map(str, folders)], [], 1, tmp_path)
     assert differences(runs) == ["device (diloco: cpu or gpu)"]
+    begun = replace(runs[0], folder=tmp_path / "not begun", seed=2)
+    assert differences([runs[0], begun]) == [], "nothing is known of a machine"
+
+
+def test_arms_that_share_a_seed_are_paired(tmp_path: Path) -> None:
+    first = plan_runs(["a=diloco"], [], 2, tmp_path)
+    for seed, shared in ((1, True), (2, False)):
+        others = plan_runs(["b=diloco"], [("run.seed", str(seed))], 2, tmp_path)
+        assert (unpaired([*first, *others]) == "") == shared
 
 
 def test_a_run_says_what_resumes_have_changed(tmp_path: Path) -> None:
@@ -158,3 +180,29 @@ def test_a_run_says_what_resumes_have_changed(tmp_path: Path) -> None:
         "inner.lr was changed from 0.002 to 0.001 after round 3",
         "run.tokens is 2,400,000 and not 1,200,000",
     ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "steps"),
+    [
+        ("diloco", {"run.tokens": 9 * 1024}, 9),
+        ("diloco", {"run.tokens": 8 * 1024 + 1}, 9),
+        ("diloco", {"run.tokens": 9 * 1024 + 1}, 0),
+        ("diloco", {"run.inner_steps": 7}, 7),
+        ("diloco", {"run.tokens": 18 * 1024, "method.num_trainers": 2}, 9),
+        # Two workers take 8 each of the 64 samples.
+        ("diloco", {"run.tokens": 18 * 1024, "batch.initial": 64, "switch.mode": "never"}, 9),
+        ("diloco", {"run.tokens": 0, "run.rounds": 3, "learning_rate.shape": "constant"}, 0),
+        ("diloco", {"run.tokens": 1024, "switch.max_micro_batch": "auto"}, 0),
+        ("single", {"run.tokens": 1024, "method.sync_every": 10}, 0),
+        ("ddp-norm", {"run.tokens": 1024, "method.sync_every": 10}, 1),
+    ],
+)
+def test_a_budget_that_ends_within_the_first_round(
+    recipe: str, settings: dict[str, object], steps: int, tmp_path: Path
+) -> None:
+    """Rounds have 10 steps of 8 samples of 128 tokens, and nothing acts before their end."""
+    flags = {"data.context_tokens": 128, "batch.initial": 8, **settings}
+    (run,) = plan_runs([recipe], [(key, str(value)) for key, value in flags.items()], 1, tmp_path)
+    said = f"the budget ends after {steps} inner step" if steps else ""
+    assert run.too_short.startswith(said) and bool(run.too_short) == bool(steps)

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from adloco.metrics import NATS, ROUND, Metric
+from adloco.plan.link import Link
 from adloco.report.compare_files import to_csv, to_json
 from adloco.report.compare_page import comparison_chart, tables
 from adloco.report.pictures import draw_comparison
@@ -54,6 +55,9 @@ def test_many_settings_that_differ_are_named_without_their_values() -> None:
     many = replace(found, differs=tuple(f"inner.lr{n} (a: 0.1, b: 0.2)" for n in range(20)))
     assert "Differs: inner.lr0, inner.lr1, " in many.differing
     assert many.differing.count("(") == 1 and "(their values are in compare.json)" in many.differing
+    for rounds, few in (([0], False), ([1, 4], True), ([1, 5], False)):
+        runs = [replace(found.arms["a"][0], axes={"tokens": [0.0] * number}) for number in rounds]
+        assert ("Fewer than 5" in replace(found, arms={"a": runs}).differing) == few
 
 
 def test_differences_of_what_a_target_needs() -> None:
@@ -73,6 +77,22 @@ def test_differences_of_what_a_target_needs() -> None:
     assert (pair.text, seeds.text) == ("a - b", "2")
     assert [cell.text for cell in cells] == ["-37.5 ± 158.8", "-3.8 ± 15.9"]
     assert [cell.detail for cell in cells] == ["no clear difference"] * 2
+
+
+def test_all_pairs_of_four_arms_and_the_best_with_the_others_of_five() -> None:
+    found = against((2.0, 2.0))
+    (run,) = found.arms["a"]
+    losses = {"a": 3.0, "b": 1.0, "c": 2.0, "d": 4.0, "e": 5.0}
+    curves = {arm: [replace(run, measures={"val_loss": [loss]})] for arm, loss in losses.items()}
+    found = replace(found, arms=curves)
+    assert [(one.first, one.second, one.mean) for one in found.differences(found.finals[0])] == [
+        ("b", "a", -2.0), ("b", "c", -1.0), ("b", "d", -3.0), ("b", "e", -4.0)
+    ]  # fmt: skip
+    four = replace(found, arms={arm: curves[arm] for arm in "abcd"})
+    assert len(four.differences(four.finals[0])) == 6
+    silent = {arm: [replace(run, axes={"tokens": [9.0], "syncs": [0.0]})] for arm in "ab"}
+    (none,) = replace(found, arms=silent).differences(found.totals[1])
+    assert (none.mean, none.seeds) == (0.0, 1), "zero is a number"
 
 
 def test_a_run_whose_last_evaluation_is_not_finite_counts_in_no_number(
@@ -96,16 +116,20 @@ def test_a_run_whose_last_evaluation_is_not_finite_counts_in_no_number(
 
 @pytest.mark.parametrize(
     ("losses", "target"),
-    [((2.34561, 1.0), 2.346), ((2e-4, 1e-5), 2e-4), ((1.23456e-4, 1e-5), 1.235e-4), ((0, 0), 0)],
+    [((2.34511, 1.0), 2.346), ((2e-4, 1e-5), 2e-4), ((1.23456e-4, 1e-5), 1.235e-4), ((0, 0), 0)],
 )
 def test_a_target_is_the_highest_final_loss_to_four_digits(
     losses: tuple[float, float], target: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = dict(zip("ab", map(float, losses), strict=True))
+    """That of the first seed of the first arm; the others end at the other loss."""
     monkeypatch.setattr(
-        Records, "read_whole", lambda records: [LINE | {"val_loss": ends[records.folder.name[0]]}]
+        Records,
+        "read_whole",
+        lambda records: [
+            LINE | {"val_loss": float(losses[not records.folder.name.startswith("a-seed-0-")])}
+        ],
     )
-    runs = plan_runs(["a=diloco", "b=diloco"], [], 1, Path("study"))
+    runs = plan_runs(["a=diloco", "b=diloco"], [], 2, Path("study"))
     assert compare(runs, targets=[], links=[], problems={}).targets == (target,)
 
 
@@ -166,10 +190,13 @@ def test_means_over_seeds() -> None:
     assert found.spread(found.finals[0], "diloco").mean == 1.5
     # From 4 to 2 it passes 2.5 after 75 tokens, from 4 to 1 after 50.
     assert found.spread(found.needed(2.5)[0], "diloco").mean == 62.5
+    rose = replace(found.arms["diloco"][0], measures={"val_loss": [4.0, 1.0, 2.0, None]})
+    assert rose.last("val_loss") == 2.0
 
 
 def test_a_run_that_did_not_end_enters_no_number_but_its_curve() -> None:
     found = comparison(problem="loss is nan")
+    assert found.statement == "Held equal: data; 1 seed of each arm."
     assert found.spread(found.finals[0], "diloco").mean == 2.0
     assert found.spread(found.totals[0], "diloco").count == 1
     assert found.spread(found.needed(2.5)[0], "diloco").mean == 75
@@ -193,16 +220,27 @@ def test_an_arm_that_lost_seeds_is_not_the_best() -> None:
 def test_data_parallel_training_has_as_many_replicas_as_the_widest_trainer_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Trainers of one worker each that merge: a trainer of three, and in the end one of four."""
+    """Trainers of one worker each that merge: a trainer of three, and in the end one of four. In 10
+    steps each of four replicas sends 2 x 3/4 of 1 MB.
+    """
     shapes = [(1, 1, 1, 1), (3, 1), (4,)]
+    alone = {"sync": {"exposed_seconds": 0.0}, "tokens_per_second": 0.0}
+    alone |= {"inner_steps": 10, "bytes_ddp_equivalent": 1e6}
     lines = [
-        {**LINE, "round": number, "trainers": [{"workers": workers} for workers in shape]}
+        {**LINE, **alone, "round": number, "trainers": [{"workers": workers} for workers in shape]}
         for number, shape in enumerate(shapes, start=1)
     ]
     runs = plan_runs(["ddp", "adloco-paper"], [], 1, Path("study"))
     for rounds, replicas in ((1, 2), (2, 3), (3, 4)):
         monkeypatch.setattr(Records, "read_whole", lambda _, last=rounds: lines[:last])
-        assert compare(runs, targets=[], links=[], problems={}).replicas == replicas
+        found = compare(runs[:1], targets=[], links=[Link.parse("8mbit")], problems={})
+        assert found.replicas == replicas
+        assert f" ddp: {replicas} replicas that sync in each step." in found.statement
+    axes = found.arms["ddp"][0].axes
+    assert (axes["syncs"][-1], axes["sent"][-1]) == (10, 1.5e6)
+    assert axes["seconds on 8mbit"][-1] == 1.0 + 1.5
+    adloco = compare(runs[1:], targets=[], links=[], problems={}).arms["adloco-paper"][0]
+    assert (adloco.axes["syncs"][-1], adloco.axes["sent"][-1]) == (1, 1.0)
 
 
 def test_swept_tokenizers_are_marked_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +267,44 @@ def test_models_from_python_of_other_sizes_are_not_held_equal(
     found = compare(runs, targets=[], links=[], problems={})
     assert found.unequal == ("model (its parameters that are trained: diloco: 161 or 641)",)
     assert "model" not in found.equal
+    (runs[0].folder / "summary.json").unlink()
+    assert compare(runs, targets=[], links=[], problems={}).unequal == (), "one is not known"
+
+
+def test_texts_and_models_are_held_equal_unless_they_are_varied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text behind a path may change between two runs; not every run says which it was."""
+    monkeypatch.setattr(Records, "read_whole", lambda _: [LINE])
+    runs = plan_runs(["diloco", "a=diloco", "b=diloco"], [], 1, tmp_path)
+    for run, text in zip(runs, ("one", "two", ""), strict=True):
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text(json.dumps({"corpus": text}))
+    found = compare(runs, targets=[], links=[], problems={})
+    assert found.unequal == ("text (fingerprints diloco: one; a: two; b: -)",)
+    assert compare(runs[1:], targets=[], links=[], problems={}).unequal == ()
+    varied = compare(runs, targets=[], links=[], problems={}, varied=["data.path"])
+    assert varied.unequal == ()
+    streaming = [
+        ("data.dataset", "d"),
+        ("data.streaming", "true"),
+        ("data.validation_samples", "9"),
+    ]
+    streams = [
+        replace(run, folder=of.folder)
+        for run, of in zip(
+            plan_runs(["diloco", "a=diloco"], streaming, 1, tmp_path), runs, strict=False
+        )
+    ]
+    assert compare(streams, targets=[], links=[], problems={}).unequal == (), "read only in part"
+    larger = plan_runs(["c=diloco@--model.hidden_size 64"], [], 1, tmp_path)
+    larger[0].folder.mkdir(parents=True)
+    for run, size in ((runs[2], 161), (larger[0], 641)):
+        (run.folder / "summary.json").write_text(json.dumps({"num_parameters": size}))
+    both, shown = [runs[2], *larger], "model (model.hidden_size: b: 0, c: 64)"
+    assert compare(both, targets=[], links=[], problems={}).warning == f" NOT HELD EQUAL: {shown}."
+    swept = compare(both, targets=[], links=[], problems={}, varied=["model.hidden_size"])
+    assert swept.unequal == ()
 
 
 def test_losses_of_other_texts_reach_no_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,9 @@ def test_a_link_in_words() -> None:
     link = Link.parse("100mbit,20ms")
     assert (link.bytes_per_second, link.latency_seconds) == (12.5e6, 0.02)
     assert Link.parse("1.5 Gbit/s").bytes_per_second == 1.5e9 / 8
+    small, large = Link.parse("8kbit,5us"), Link.parse("8gbit,2s")
+    assert (small.bytes_per_second, small.latency_seconds) == (1e3, pytest.approx(5e-6))
+    assert (large.bytes_per_second, large.latency_seconds) == (1e9, 2.0)
     for bad in ("100", "100mb", "mbit", "100mbit,20", "0mbit", "-1mbit", "100mbit,20m"):
         with pytest.raises(ValueError, match="--link must be a bandwidth in kbit, mbit or gbit"):
             Link.parse(bad)

@@ -12,7 +12,7 @@ import numpy as np
 
 from adloco.config.values import construct
 from adloco.errors import require, require_choices, require_range
-from adloco.plan.link import Link, Pattern
+from adloco.plan.link import BANDWIDTH, LATENCY, Link, Pattern, quantity
 
 SECONDS_PER_DAY = 86400.0
 BUSY = 0.2
@@ -60,8 +60,15 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require_range(self, "islands", at_least=1)
-        Link.parse(self.bandwidth, "bandwidth")
-        Link.parse(f"1mbit,{self.latency}", "latency")
+        require(
+            bool(quantity(self.bandwidth, BANDWIDTH)),
+            "bandwidth must be in kbit, mbit or gbit per second, for instance 100mbit, got "
+            f"{self.bandwidth!r}",
+        )
+        require(
+            quantity(self.latency, LATENCY) is not None,
+            f"latency must be in us, ms or s, for instance 20ms, got {self.latency!r}",
+        )
         require(
             bool(self.samples_per_second)
             and all(

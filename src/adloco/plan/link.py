@@ -26,20 +26,18 @@ class Link:
     """One way."""
 
     @staticmethod
-    def parse(text: str, what: str = "--link") -> "Link":
+    def parse(text: str) -> "Link":
         """A link from BANDWIDTH[,LATENCY], for instance 100mbit,20ms.
-
-        what: What is wrong if it cannot be read.
 
         Raises:
             ValueError: A unit is missing or unknown.
         """
-        bandwidth, _, latency = text.replace(" ", "").lower().partition(",")
-        rate = _quantity(bandwidth, BANDWIDTH)
-        delay = _quantity(latency, LATENCY) if latency else 0.0
+        bandwidth, _, latency = text.partition(",")
+        rate = quantity(bandwidth, BANDWIDTH)
+        delay = quantity(latency, LATENCY) if latency else 0.0
         if not rate or delay is None:
             raise ValueError(
-                f"{what} must be a bandwidth in kbit, mbit or gbit per second and a latency in us, "
+                "--link must be a bandwidth in kbit, mbit or gbit per second and a latency in us, "
                 f"ms or s, for instance 100mbit,20ms; got {text!r}"
             )
         return Link(name=text, bytes_per_second=rate / 8, latency_seconds=delay)
@@ -51,10 +49,9 @@ class Link:
 
         Args:
             sent: Bytes that leave each worker, in all of them.
+            workers: Workers that exchange, at least two.
             times: Number of exchanges.
         """
-        if workers == 1:
-            return 0.0
         hops = 2 * (workers - 1) if pattern == "ring" else 2
         return sent / self.bytes_per_second + times * hops * self.latency_seconds
 
@@ -69,13 +66,14 @@ def latency_text(seconds: float) -> str:
     return _text(seconds, LATENCY)
 
 
+def quantity(text: str, units: dict[str, float]) -> float | None:
+    """A number with one of these units; None if it has none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)(?:/s)?", text.replace(" ", "").lower())
+    return float(found[1]) * units[found[2]] if found and found[2] in units else None
+
+
 def _text(amount: float, units: dict[str, float]) -> str:
     """The amount with three digits, in the largest of rising units of which it is at least one."""
     smallest = next(iter(units))
     unit = next((name for name in reversed(units) if amount >= units[name]), smallest)
     return f"{float(f'{amount / units[unit]:.3g}'):.12g}{unit}"
-
-
-def _quantity(text: str, units: dict[str, float]) -> float | None:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)(?:/s)?", text)
-    return float(found[1]) * units[found[2]] if found and found[2] in units else None

@@ -21,6 +21,7 @@ from adloco.plan.fitted_link import FittedLinks
 from adloco.plan.round_time import RoundTime, mean_round
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
+from adloco.rules.merge_policies.timed import TimedMerge
 from adloco.rules.shares import proportional
 from adloco.run.opened import ADAMW_MOMENTS, copies_of_worker, outer_copies, residual_copies
 
@@ -195,6 +196,9 @@ def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list
 def _beside_syncs(recipe: Recipe, workload: Workload, workers: int, trainers: int) -> float:
     """Bytes that leave each worker in merges, and for the means of workers that syncs leave
     diverged: of each trainer's before a merge, and of all at the end.
+
+    Every merge counts as if all workers took part, which those of the last one do; earlier ones
+    send less.
     """
     if recipe.data_parallel:
         return 0.0
@@ -209,7 +213,10 @@ def _beside_syncs(recipe: Recipe, workload: Workload, workers: int, trainers: in
     momentum = isinstance(recipe.outer, OuterOptimizer) and recipe.outer.options.get("momentum", 0)
     if momentum and recipe.fates.outer_momentum == "weighted":
         each += bytes_of_mean(syncing.difference_wire, parameters, workers)
-    return (recipe.method.num_trainers - trainers) * each + mean_of_diverged(workers)
+    # A policy of the user's own is taken to merge two.
+    absorbed = recipe.merge.count - 1 if isinstance(recipe.merge, TimedMerge) else 1
+    merges = math.ceil((recipe.method.num_trainers - trainers) / absorbed)
+    return merges * each + mean_of_diverged(workers)
 
 
 def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> float:

@@ -168,6 +168,5 @@ def expected_largest(means: tuple[float, ...], deviations: tuple[float, ...]) ->
     points = torch.linspace(low, high, 4001, dtype=torch.float64)
     below = torch.ones_like(points)
     for (mean, deviation), count in Counter(zip(means, deviations, strict=True)).items():
-        step = (points >= mean).double()
-        below *= torch.special.ndtr((points - mean) / deviation) ** count if deviation else step
+        below *= torch.special.ndtr((points - mean) / deviation) ** count
     return low + float(torch.trapezoid(1 - below, points))

@@ -91,11 +91,11 @@ def unpaired(runs: Sequence[StudyRun]) -> str:
 def held_equal(runs: Sequence[StudyRun]) -> list[str]:
     """Things that all arms have in common, in words."""
     unequal = {held_by(setting) for setting, _ in _values(runs)}
-    budget = {
+    budget = [
         f"{limit:,} {name.replace('_', ' ')}"
         for name, limit in runs[0].recipe.run.limits.items()
         if limit
-    }
+    ]
     names = dict.fromkeys(held_by(name) for name in setting_facts())
     equal = [name for name in names if name and name not in unequal and name != "budget"]
-    return [*equal, *(sorted(budget) if "budget" not in unequal else [])]
+    return [*equal, *(budget if "budget" not in unequal else [])]
