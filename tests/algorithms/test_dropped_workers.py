@@ -9,8 +9,9 @@ import torch
 from adloco import BatchGuards, place
 from adloco.algorithms.adloco import AdLoCo
 from adloco.distributed.testing import run_on_ranks
+from adloco.rules.learning_rate import LearningRate
 from adloco.rules.merge_policies.smallest import MergeSmallest
-from tests.problems import Interrupting, make_run, regression, round_with_ends
+from tests.problems import Interrupting, make_run, regression, round_with_ends, sgd
 
 
 def run_with(batch: int, dropped: tuple[int, ...], **changes: Any) -> AdLoCo:
@@ -61,6 +62,45 @@ def test_a_round_that_goes_on_without_a_worker_weighs_what_was_trained() -> None
     assert [row.samples for row in report.steps] == [3, 3, 3, 3, 3, 4]
     losses = [row.loss * row.samples for row in report.steps]
     assert report.train_loss == pytest.approx(sum(losses) / 19)
+
+
+@pytest.mark.parametrize("dropped", [(1,), (2, 3)])
+def test_the_rate_of_a_round_that_goes_on_without_workers(dropped: tuple[int, ...]) -> None:
+    """Two trainers of two workers, which take 4 samples each. The round stops when the first worker
+    has taken two of four steps and the others none. The rate grows by 1e-4 for each sample
+    that counts; without worker 1, worker 0 takes 8 of them.
+    """
+    source, rates = Interrupting(regression(4)), list[float]()
+    rate = LearningRate(shape="constant", total_tokens=1000, warmup_fraction=1)
+    sizes: dict[str, Any] = {"workers_per_trainer": 2, "num_trainers": 2, "sync_every": 4}
+    sizes |= {"learning_rate": rate, "inner": sgd(0.1)}
+    whole = make_run(data=source, outer=None, guards=BatchGuards(initial=8), **sizes)
+    source.before(2, whole.stop, streams=[0])
+    assert whole.round(final_samples=18) is None
+    assert [len(worker.round.losses) for worker in whole.workers.values()] == [2, 0, 0, 0]
+    left = run_with(8, dropped, **sizes)
+    left.load_state_dict(whole.state_dict())
+    (optimizer,) = left.workers[0].optimizers
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    report = left.round()
+    assert report is not None
+    samples = np.zeros(4)
+    for row in report.steps:
+        samples[row.inner_step - 1] += row.samples
+    assert rates == pytest.approx(1e-4 * np.cumsum(samples)[2:])
+
+
+def test_those_that_are_left_do_not_take_the_last_samples_of_a_dropped_trainer() -> None:
+    """The last step has 14 samples for four trainers that take 4 each; one of them is left."""
+    source, sizes = Interrupting(regression(4)), {"workers_per_trainer": 1, "num_trainers": 4}
+    whole = make_run(data=source, outer=None, guards=BatchGuards(initial=4), **sizes)
+    source.before(1, whole.stop)
+    assert whole.round(final_samples=14) is None
+    left = run_with(4, (1, 2, 3), **sizes)
+    left.load_state_dict(whole.state_dict())
+    report = left.round()
+    assert report is not None
+    assert [row.samples for row in report.steps] == [4, 4, 4]
 
 
 def test_those_that_are_left_without_weight_count_alike() -> None:

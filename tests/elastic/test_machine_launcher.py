@@ -11,7 +11,7 @@ from adloco.distributed.launch.rank_store import of_this_start
 from adloco.elastic import machine_launcher
 from adloco.elastic.machine_launcher import Recovery, start_ranks
 from adloco.elastic.machines import on_machines
-from adloco.elastic.store import report_end
+from adloco.elastic.store import Decision, decide, report_end
 from adloco.errors import RANK_FAILURE
 from tests.conftest import wait_for
 from tests.elastic.test_machines import listens
@@ -53,6 +53,25 @@ def test_a_machine_that_waits_to_join_ends_as_the_members_do(
         report_end(of_this_start(place.store), place.first, code)
     recovery = Recovery(silent_seconds=60, timeout_seconds=0)
     assert start_ranks(1, [], 1.0, recovery=recovery, rendezvous=lambda: spare) == code
+
+
+def test_a_machine_that_was_left_out_ends_as_the_members_do(
+    address: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rank is killed, and the other machine completes the run before the new rank joins."""
+    (tmp_path / "adloco.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    places = at_once(*[lambda: on_machines(address, 2, 1, 60)] * 2)
+    other, left_out = sorted(places, key=lambda place: place.first)
+    store = of_this_start(left_out.store)
+
+    def replaces() -> bool:
+        report_end(store, other.first, 0)
+        return True
+
+    decide(store, 1, Decision(members=[other.first], failed=[left_out.first], shape=[1, 1]))
+    recovery = Recovery(silent_seconds=60, timeout_seconds=0, replaces=replaces)
+    assert start_ranks(1, [], 1.0, recovery=recovery, rendezvous=lambda: left_out) == 0
 
 
 KEEPS_STORE = """

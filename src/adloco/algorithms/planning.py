@@ -7,6 +7,7 @@ schedule.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from adloco.algorithms.method import Batching, Method
 from adloco.algorithms.round_task import RoundTask
@@ -46,8 +47,13 @@ class Planner:
     def tasks(self, state: RunState) -> dict[int, RoundTask]:
         """The task of every worker of the run in the round that has begun, by worker id."""
         plans = self._plans(state)
-        final = self._final_plans(plans, state.final_samples) if state.final_samples else plans
+        # No more than the budget leaves for it (`Budget.next_round`): since the round began,
+        # trainers may have been dropped, whose samples the others do not take.
+        most = samples_of(plans) + self.fewest_samples(state) - 1
+        last = min(state.final_samples, most)
+        final = self._final_plans(plans, last) if last else plans
         steps = [plans] * (state.round_steps - 1) + [final]
+        samples = self._samples_after(state, steps)
         return {
             worker: RoundTask(
                 trainer=trainer.id,
@@ -56,7 +62,7 @@ class Planner:
                 begun=state.last_batches.get(worker, ()),
                 inner_steps=state.round_steps,
                 first_step=state.inner_steps,
-                lr_factor=self._lr_factor(state.samples, steps, tuple(trainer.worker_ids)),
+                lr_factor=self._lr_factor(samples, steps, tuple(trainer.worker_ids)),
                 start=trainer.outer.parameters(),
             )
             for trainer in state.trainers.values()
@@ -109,16 +115,29 @@ class Planner:
             for (worker, plan), share in zip(plans.items(), shares, strict=True)
         }
 
+    def _samples_after(
+        self, state: RunState, steps: Sequence[Mapping[int, BatchPlan]]
+    ) -> Sequence[int]:
+        """Samples of the run after each inner step of the round, which has these plans.
+
+        Steps that were taken before a worker was dropped had smaller batches than these plans.
+        """
+        batches = []
+        for worker in steps[0]:
+            begun = state.last_batches.get(worker, ())
+            batches.append([*begun, *(plans[worker].worker_batch for plans in steps[len(begun) :])])
+        return [*accumulate(map(sum, zip(*batches, strict=True)), initial=state.samples)][1:]
+
     def _lr_factor(
         self,
-        samples_before: int,
+        samples_after: Sequence[int],
         steps: Sequence[Mapping[int, BatchPlan]],
         workers: Collection[int],
     ) -> Callable[[int], float] | None:
         """The factor on a trainer's rates by inner step.
 
         Args:
-            samples_before: Samples of the run before the round.
+            samples_after: Samples of the run after each inner step of the round.
             steps: The plans of all workers of the run, for each inner step of the round.
         """
         schedule = self.learning_rate
@@ -126,9 +145,8 @@ class Planner:
             return None
 
         def factor(step: int) -> float:
-            samples = samples_before + step * samples_of(steps[0]) + samples_of(steps[step])
             batch = sum(steps[step][worker].worker_batch for worker in workers)
-            return schedule.factor(samples * self.tokens_per_sample, batch)
+            return schedule.factor(samples_after[step] * self.tokens_per_sample, batch)
 
         return factor
 

@@ -141,9 +141,11 @@ class _Launcher:
             over = len(self._ended) == len(self._ranks.by_id)
             over = over or all_have_ended(self._store, self._newest.members)
             time.sleep(WAIT_SECONDS)
-        # A machine whose ranks all still wait to join ends as the members do.
-        codes = [*self._ended.values()] or end_codes(self._store, self._newest.members)
+        codes, members = [*self._ended.values()], self._newest.members
         errors = [code for code in codes if seen_by_launcher(code) is Seen.ERROR]
+        # A machine whose ranks were all left out, or still wait to join, ends as the members do.
+        if not {*members} & {*self._ended} and all_have_ended(self._store, members):
+            codes = end_codes(self._store, members)
         return errors[0] if errors else 0 if 0 in codes else codes[-1]
 
     def _act(self, process: int, seen: Seen, code: int = 0, *, ends: bool = False) -> None:
