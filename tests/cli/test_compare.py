@@ -189,7 +189,7 @@ def test_a_folder_has_one_study_at_a_time(
         assert main(words) == 0
     log = next(folder.glob("logs/*.log"))
     with log.open("w") as orphan:  # Of a run that a killed study left behind.
-        shutil.rmtree(folder / "runs")
+        shutil.rmtree(folder / "runs" / log.stem)
         assert main(words) == 0
         orphan.write("round 9\n")
     assert "round 9" not in log.read_text()

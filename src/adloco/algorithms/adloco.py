@@ -154,8 +154,8 @@ class AdLoCo:
             inner_steps: H of a new round; None: `sync_every`.
             phase: Called with "inner_steps" and with "sync" for contexts that measure them.
             final_samples: Samples of a new round's last inner step over all trainers, shared out in
-                proportion to the workers' batches, but at least `fewest_samples`; 0: as many as of
-                the others.
+                proportion to the workers' batches, but at least `fewest_samples`, and less than
+                `samples_per_inner_step + fewest_samples`; 0: as many as of the others.
             last: True to average replicas that have diverged at the end of the round.
 
         Returns:
