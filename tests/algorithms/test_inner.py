@@ -109,6 +109,13 @@ def test_a_mean_of_squares_that_would_stand_still_in_bf16_is_refused() -> None:
         InnerAdamW(betas=(0.9, 0.999))(nn.Linear(2, 2).bfloat16())
     with pytest.raises(ValueError, match=r"momentum \(inner.momentum\) must be <= 0.99 .*got"):
         InnerMuon(momentum=0.995)(nn.Linear(2, 2).bfloat16())
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
+    for betas in ((0.9, 0.999), (0.995, 0.9)):
+        with pytest.raises(ValueError, match="must be <= 0.99"):
+            InnerAdamW(betas=betas)(mixed)
+    with pytest.raises(ValueError, match="must be <= 0.99"):
+        InnerMuon(momentum=0.995)(mixed)
+    assert InnerMuon(momentum=0.99, betas=(0.99, 0.99))(mixed)
     with pytest.raises(ValueError, match="inner.optimizer sgd must have parameters of four bytes"):
         InnerSGD()(nn.Linear(2, 2).bfloat16())
 
@@ -317,6 +324,7 @@ def test_every_trainable_parameter_is_covered_once(make: Any) -> None:
 def test_muon_takes_the_matrices_that_are_not_excluded() -> None:
     names = ("embed", "body", "lm_head")
     model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in names})
+    model["convolution"] = nn.Conv1d(4, 4, 2)
     for inner, taken in [
         (InnerMuon(), ["body"]),
         (InnerMuon(exclude=("body", "embed")), ["lm_head"]),
@@ -326,12 +334,28 @@ def test_muon_takes_the_matrices_that_are_not_excluded() -> None:
         assert list(map(id, group["params"])) == [id(model[name].weight) for name in taken]
 
 
+@pytest.mark.parametrize(
+    ("head", "taken"), [(nn.Linear(4, 4, bias=False), 1), (nn.Identity(), 2), (None, 2)]
+)
+def test_muon_leaves_alone_the_output_layer_that_a_model_names(head: Any, taken: int) -> None:
+    class Named(nn.Sequential):
+        def get_output_embeddings(self) -> Any:
+            return head
+
+    last = head if taken == 1 else nn.Linear(4, 4, bias=False)
+    (group,) = InnerMuon()(Named(nn.Linear(4, 4, bias=False), last))[0].param_groups
+    assert len(group["params"]) == taken
+
+
 def test_the_settings_reach_torch() -> None:
     model = nn.Linear(3, 3)
     (sgd,) = InnerSGD(lr=0.1, momentum=0.7)(model)
     assert (sgd.param_groups[0]["lr"], sgd.param_groups[0]["momentum"]) == (0.1, 0.7)
-    (adamw,) = InnerAdamW(lr=0.2, betas=(0.5, 0.6))(model)
-    assert (adamw.param_groups[0]["lr"], adamw.param_groups[0]["betas"]) == (0.2, (0.5, 0.6))
+    (adamw,) = InnerAdamW(lr=0.2, betas=(0.0, 0.6))(model)
+    assert (adamw.param_groups[0]["lr"], adamw.param_groups[0]["betas"]) == (0.2, (0.0, 0.6))
+    assert adamw.param_groups[0]["fused"]
+    (alone,) = InnerAdamW()(nn.Linear(3, 3, bias=False))
+    assert len(alone.param_groups) == 1, "without vectors there is no group of them"
     muon, rest = InnerMuon(lr=0.3, momentum=0.8, betas=(0.1, 0.2))(model)
     assert (muon.param_groups[0]["lr"], muon.param_groups[0]["momentum"]) == (0.3, 0.8)
     assert (rest.param_groups[0]["lr"], rest.param_groups[0]["betas"]) == (0.3, (0.1, 0.2))
@@ -346,7 +370,9 @@ def test_the_settings_reach_torch() -> None:
         (lambda: InnerSGD(weight_decay=-1), "^weight_decay must be >= 0, got -1"),
         (lambda: InnerSGD(momentum=1.0), r"^momentum must be in \[0, 1\), got 1.0"),
         (lambda: InnerMuon(momentum=-0.1), r"^momentum must be in \[0, 1\), got -0.1"),
+        (lambda: InnerMuon(adamw_ratio=0), "^adamw_ratio must be > 0, got 0"),
         (lambda: InnerAdamW(betas=(0.9, 1.0)), r"^betas must be two .* got \[0.9, 1.0\]"),
+        (lambda: InnerAdamW(betas=(0.9,)), r"^betas must be two .* got \[0.9\]"),  # type: ignore[arg-type]
         (lambda: InnerMuon(betas=(-0.5, 0.9)), r"^betas must be two .* got \[-0.5, 0.9\]"),
         (lambda: InnerMuon(split={"qkv": 0}), r"^split must have a number .*, got qkv = 0"),
         (lambda: InnerMuon(split={"qkv": []}), r"^split must have a number .*, got qkv = \[\]"),
@@ -358,6 +384,10 @@ def test_the_settings_reach_torch() -> None:
         (
             lambda: InnerMuon(split={"weight": 3})(nn.Linear(4, 4)),
             "^inner.split of weight must give blocks of 4 in all, got weight = 3",
+        ),
+        (
+            lambda: InnerMuon(split={"weight": 10**15})(nn.Linear(4, 4)),
+            "^inner.split of weight must give blocks of 4 in all, got weight = 1000",
         ),
         (
             lambda: InnerMuon(split={"weight": [1, 2]})(nn.Linear(4, 4)),

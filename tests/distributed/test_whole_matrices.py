@@ -3,6 +3,7 @@ checkpoints that go from one placement to another.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -15,8 +16,9 @@ from adloco.algorithms import muon_step
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.parallel import whole_matrices
-from adloco.distributed.parallel.whole_matrices import balanced, cost
+from adloco.distributed.parallel.whole_matrices import MatrixOwners, balanced, cost
 from adloco.distributed.testing import run_on_ranks
+from adloco.distributed.traffic import Traffic
 from tests.problems import BlockLM, cases, make_run, next_token, tokens
 
 WIDTH, INNER, LAYERS, STEPS = 5, 9, 3, 50
@@ -136,7 +138,40 @@ def test_a_checkpoint_goes_from_one_placement_to_another(shards: int, replicas: 
         torch.testing.assert_close(state["worker-0"], here["worker-0"], rtol=1e-12, atol=1e-12)
 
 
+class Doubled:
+    """Work that doubles matrices, and knows the stacks in which it was asked to."""
+
+    dtype = torch.float32
+
+    def __init__(self, matrices: list[Tensor]) -> None:
+        self.matrices = matrices
+        self.stacks: list[tuple[int, ...]] = []
+
+    def given(self, indices: Sequence[int]) -> list[Tensor]:
+        return [self.matrices[index] for index in indices]
+
+    def compute(self, stack: Tensor) -> Tensor:
+        self.stacks.append(tuple(stack.shape))
+        return 2 * stack
+
+    def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
+        for index, result in zip(indices, results, strict=True):
+            self.matrices[index].copy_(result)
+
+
+def test_stacks_have_one_shape_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two matrices of six elements fit in twelve; one of sixteen does not, and is on its own."""
+    monkeypatch.setattr(whole_matrices, "STACK_ELEMENTS", 12)
+    shapes = [(2, 3), (4, 4), (2, 3), (2, 3)]
+    work = Doubled([torch.full(shape, 1.0 + index) for index, shape in enumerate(shapes)])
+    MatrixOwners(Traffic()).do(work)
+    assert work.stacks == [(2, 2, 3), (1, 2, 3), (1, 4, 4)]
+    assert [float(matrix.mean()) for matrix in work.matrices] == [2.0, 4.0, 6.0, 8.0]
+
+
 def test_owners_have_about_equal_work() -> None:
+    # Of 3 x 5: its square of 3 x 3 has 3 * 3 * 5 products, that one's 27, and the last 3 * 3 * 5.
+    assert cost(torch.empty(3, 5)) == cost(torch.empty(5, 3)) == 45 + 27 + 45
     assert balanced([1, 5, 1, 3, 1, 1], 2) == [[1, 4], [0, 2, 3, 5]]
     assert balanced([1, 1], 3) == [[0], [1], []]
     assert balanced([], 2) == [[], []]

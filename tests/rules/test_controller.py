@@ -6,9 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adloco.rules.batch_rules.batch_rule import TrainingPoint
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.batch_rules.norm_test import UNKNOWN, NormTest
-from adloco.rules.controller import NORM_FALL, NORM_NOISE, NORM_WANDER, BatchController, BatchGuards
+from adloco.rules.controller import (
+    MOST_SAMPLES,
+    NORM_FALL,
+    NORM_NOISE,
+    NORM_WANDER,
+    VARIANCE_NOISE,
+    VARIANCE_WANDER,
+    BatchController,
+    BatchGuards,
+)
 from adloco.rules.level import Level
 from adloco.rules.moments import GradientEstimate
 
@@ -31,9 +41,9 @@ def test_two_way_by_default() -> None:
 
 
 def test_grow_only() -> None:
-    assert requests(BatchGuards(initial=8, grow_only=True, max_growth=3), [20, 5, 21]) == [
-        20,
-        20,
+    assert requests(BatchGuards(initial=8, grow_only=True, max_growth=2), [20, 5, 21]) == [
+        16,
+        16,
         21,
     ]
 
@@ -42,6 +52,8 @@ def test_maximum_and_minimum() -> None:
     assert requests(
         BatchGuards(initial=8, maximum=30, minimum=6, max_growth=math.inf), [10**12, 2, 29]
     ) == [30, 6, 29]
+    assert requests(BatchGuards(initial=8, maximum=8), [9]) == [8]
+    assert BatchGuards(maximum=MOST_SAMPLES).maximum == 2**24
 
 
 def test_growth_per_test() -> None:
@@ -60,6 +72,8 @@ def test_growth_limit_never_freezes_a_small_request() -> None:
         11,
     ]
     assert requests(BatchGuards(initial=1, max_growth=1.5), [100] * 3) == [2, 3, 4]
+    # A request of other guards, with which a state was loaded, is raised to the minimum at once.
+    assert BatchGuards(minimum=6, max_growth=1.5).limit(100, current=2) == 6
 
 
 def test_hysteresis() -> None:
@@ -77,6 +91,9 @@ def test_hysteresis_is_of_what_is_wanted() -> None:
     assert requests(guards, [100, 100, 100]) == [5, 6, 7]
     slow = BatchGuards(initial=20, max_growth=1.3, hysteresis=0.3)
     assert requests(slow, [25, 26]) == [20, 26]
+    # Within minimum and maximum, 9 to 11 are allowed: a tenth less or more.
+    narrow = BatchGuards(initial=10, minimum=9, maximum=11, hysteresis=0.2)
+    assert requests(narrow, [1, 99]) == [10, 10]
 
 
 def test_precise_tests_are_believed() -> None:
@@ -122,14 +139,15 @@ def test_a_merge_knows_what_both_knew() -> None:
     first, second, untested = (BatchController(NormTest(), BatchGuards()) for _ in range(3))
     first.update(seen(10.0, 1.0), 8)
     second.update(seen(40.0, 1.0), 8)
-    first.merge({0: first, 1: second, 2: untested}, {0: 0.25, 1: 0.25, 2: 0.5})
+    first.merge({1: second, 0: first, 2: untested}, {0: 0.25, 1: 0.25, 2: 0.5})
+    assert first.measured == seen(10.0, 1.0)
     assert first.estimate is not None and second.estimate is not None
     assert first.estimate.norm_factor > second.estimate.norm_factor * math.exp(0.1)
     # The geometric mean, because logarithms are averaged; each is also raised by half its variance.
     assert first.estimate.grad_variance == pytest.approx(
         2 * second.estimate.grad_variance / 4, rel=1e-6
     )
-    untested.merge({1: second, 2: untested}, {1: 0.5, 2: 0.5})
+    untested.merge({0: untested, 1: second}, {0: 0.5, 1: 0.5})
     assert untested.estimate is not None
     assert untested.estimate.grad_variance == pytest.approx(second.estimate.grad_variance)
 
@@ -153,6 +171,7 @@ def test_state_survives() -> None:
     [
         ({"initial": 0}, "^initial must be > 0, got 0"),
         ({"initial": 8, "maximum": 4}, "^maximum must be >= initial = 8, got 4"),
+        ({"initial": 8, "minimum": 0}, "^minimum must be > 0 and <= initial = 8, got 0"),
         ({"initial": 8, "minimum": 9}, "^minimum must be > 0 and <= initial = 8, got 9"),
         ({"max_growth": 1.0}, "^max_growth must be > 1"),
         ({"hysteresis": 1.1}, r"^hysteresis must be in \[0, 1\], got 1.1"),
@@ -164,17 +183,60 @@ def test_refusals(settings: dict[str, float], message: str) -> None:
         BatchGuards(**settings)  # type: ignore[arg-type]
 
 
-def test_the_norm_falls_between_tests_and_is_kept() -> None:
-    test = replace(seen(4.0, 2.0), norm_spread=1.0, tests=4)
+def test_levels_change_between_tests_and_are_kept() -> None:
+    test = replace(seen(4.0, 2.0), variance_spread=3.0, norm_spread=1.0, tests=4, inner_variance=5)
     one, other = (BatchController(NormTest(), BatchGuards()) for _ in range(2))
     norm = Level(log_mean=None, log_variance=0.0, test_variance=NORM_NOISE)
-    for samples in (8, 16):
-        one.update(test, samples)
+    variance = Level(log_mean=None, log_variance=0.0, test_variance=VARIANCE_NOISE)
+    for samples, found in ((8, 4.0), (16, 6.0)):
+        one.update(replace(test, grad_variance=found), samples)
         norm = norm.later(math.log(2), wander=NORM_WANDER, fall=NORM_FALL)
         norm = norm.seen(2.0, scale=2.0, spread=1.0, tests=4)
+        variance = variance.later(math.log(2), wander=VARIANCE_WANDER)
+        variance = variance.seen_positive(found, spread=3.0, tests=4)
     other.load_state_dict(one.state_dict())
-    assert other.estimate is not None
-    assert other.estimate.grad_norm_sq == pytest.approx(norm.value)
+    estimate = other.estimate
+    assert estimate is not None
+    assert estimate.grad_norm_sq == pytest.approx(norm.value)
+    assert estimate.norm_factor == pytest.approx(norm.factor)
+    assert estimate.grad_variance == pytest.approx(variance.value)
+    assert estimate.variance_factor == pytest.approx(variance.factor)
+    # The ratios of plug-in forms are those of the last tests: S / |gbar|^2, and Var / |gbar|^4.
+    assert estimate.grad_variance / estimate.plugin_norm_sq == pytest.approx(6 / 2)
+    assert estimate.inner_variance / estimate.plugin_norm_sq**2 == pytest.approx(5 / 2**2)
+
+
+def test_tests_without_noise_ask_for_the_smallest_batch() -> None:
+    controller = BatchController(NormTest(estimator="plug-in"), BatchGuards(initial=8))
+    controller.update(seen(0.0), 8)
+    assert controller.requested_batch == 1
+    assert controller.estimate is not None and controller.estimate.plugin_norm_sq == 1.0
+
+
+@pytest.mark.parametrize(("groups", "asked"), [(1, 3), (2, 1)])
+def test_what_a_rule_is_told(groups: int, asked: int) -> None:
+    """One of a schedule is asked before the first round and after each, others after tests."""
+    told = []
+
+    class Rule(NormTest):
+        fewest_groups = groups
+
+        def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
+            told.append((estimate is not None, point))
+            return point.requested_batch + 1
+
+    controller = BatchController(Rule(), BatchGuards(initial=8))
+    controller.update(None, 32, decay=0.5)
+    controller.update(seen(4.0), 64, decay=0.25)
+    points = [
+        (False, TrainingPoint(samples=0, requested_batch=8, initial_batch=8, decay=1.0)),
+        (False, TrainingPoint(samples=32, requested_batch=9, initial_batch=8, decay=0.5)),
+        (True, TrainingPoint(samples=64, requested_batch=10, initial_batch=8, decay=0.25)),
+    ]
+    if groups == 2:
+        points = [(True, replace(points[2][1], requested_batch=8))]
+    assert told == points
+    assert controller.requested_batch == 8 + asked
 
 
 @pytest.mark.parametrize("answer", [8.0, math.nan, None, "8"])

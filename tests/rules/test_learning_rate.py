@@ -1,5 +1,7 @@
 """Learning-rate schedules at their corners."""
 
+from dataclasses import replace
+
 import pytest
 
 from adloco.rules.learning_rate import LearningRate
@@ -37,6 +39,12 @@ def test_wsd_whose_decay_would_begin_within_the_warm_up() -> None:
         rate.lengthened(101, 2000)
 
 
+def test_a_warm_up_that_takes_the_whole_schedule_and_more_tokens_than_it() -> None:
+    for shape in ("cosine", "wsd"):
+        rate = LearningRate(shape=shape, total_tokens=1000, warmup_fraction=1.0)  # type: ignore[arg-type]
+        assert [rate.factor(tokens, 1) for tokens in (500, 2000)] == [0.5, pytest.approx(0.1)]
+
+
 def test_constant_and_coupling() -> None:
     assert LearningRate(shape="constant").factor(10**9, 1) == 1
     assert LearningRate(shape="constant", coupling="sqrt", reference_batch=8).factor(0, 32) == 2
@@ -51,6 +59,7 @@ def test_constant_and_coupling() -> None:
         {"warmup_fraction": 1.5},
         {"final_fraction": -1},
         {"decay_fraction": 0},
+        {"decay_fraction": 1.5},
         {"coupling": "cubic"},
         {"reference_batch": 0},
         {"total_tokens": -1},
@@ -86,5 +95,9 @@ def test_a_schedule_that_becomes_longer_keeps_its_warmup_and_has_not_begun_to_fa
     longer = wsd.lengthened(800, 2000)
     assert (longer.total_tokens, longer.warmup_fraction) == (2000, 0.05)
     assert wsd.lengthened(900, 1000) == wsd
+    constant, cosine = replace(wsd, shape="constant"), replace(wsd, shape="cosine")
+    assert constant.lengthened(900, 2000) == constant
+    with pytest.raises(ValueError, match="cosine cannot be lengthened"):
+        cosine.lengthened(0, 2000)
     with pytest.raises(ValueError, match="cannot be lengthened to 2,000 tokens"):
         wsd.lengthened(801, 2000)

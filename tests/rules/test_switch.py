@@ -45,9 +45,14 @@ def test_smaller_passes_of_the_same_samples() -> None:
     plan = SwitchMode(max_micro_batch=8, mode="always").plan(17)
     assert plan.at_most(8) == plan
     assert plan.at_most(3).micro_batches == (3, 3, 3, 3, 3, 2)
+    groups = plan.with_samples(5).in_groups(4)
+    assert groups.micro_batches == (2, 1, 1, 1) and groups.at_most(2) == groups
     # Two ranks with three samples, one at a time: the fourth is added.
     two = SwitchMode(max_micro_batch=4, pass_limit=1).plan(3, ranks=2)
     assert (two.micro_batches, two.rounded_up) == ((1, 1, 1, 1), 1)
+    # What was added before still counts: a sample for two ranks, none for smaller passes.
+    before = BatchPlan(micro_batches=(2, 2), ranks=2, rounded_up=1).at_most(1)
+    assert (before.micro_batches, before.rounded_up) == ((1, 1, 1, 1), 1)
 
 
 def test_plan_in_numbers() -> None:
@@ -176,6 +181,7 @@ def test_balanced_is_exact(total: int) -> None:
     ("settings", "message"),
     [
         ({"max_micro_batch": 0}, "^max_micro_batch must be > 0"),
+        ({"pass_limit": -1}, "^pass_limit must be >= 0"),
         ({"multiplier": 0.5}, "^multiplier must be >= 1"),
         ({"mode": "maybe"}, "^mode"),
     ],
@@ -183,6 +189,13 @@ def test_balanced_is_exact(total: int) -> None:
 def test_refusals(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SwitchMode(**settings)  # type: ignore[arg-type]
+
+
+def test_what_auto_finds_is_not_known_before() -> None:
+    with pytest.raises(
+        ValueError, match=r"^switch\.max_micro_batch must be a number here, got auto"
+    ):
+        SwitchMode(max_micro_batch="auto").plan(8)
 
 
 def test_the_lower_of_two_caps_holds() -> None:

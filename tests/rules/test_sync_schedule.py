@@ -31,6 +31,7 @@ def test_one_fragment_is_the_plain_outer_step() -> None:
 def test_what_workers_keep_unless_alpha_is_given() -> None:
     assert [Streaming().own_weight, Streaming(tau=1).own_weight] == [0.0, 0.5]
     assert [Streaming(tau=tau, alpha=1).own_weight for tau in (0, 1)] == [1, 1]
+    assert [Streaming(alpha=own).mixes for own in (0.0, 0.5, 1.0)] == [False, True, False]
 
 
 def test_without_overlap_a_fragment_is_synced_at_once() -> None:

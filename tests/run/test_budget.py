@@ -14,7 +14,7 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.run import environment
-from adloco.run.budget import Budget
+from adloco.run.budget import Budget, RoundSize, part_used
 from adloco.run.changes import absolute_budgets
 from adloco.run.trained import load_trained
 from adloco.run.training_run import TrainingRun
@@ -83,6 +83,33 @@ def test_a_budget_that_is_no_whole_sample_ends_with_the_next() -> None:
     state: Any = SimpleNamespace(samples=40, inner_steps=0, in_round=False)
     budget = Budget(limits={"tokens": 1345}, tokens_per_sample=32)  # 42.03 samples.
     assert budget.next_round(state, per_step=8, fewest=2, sync_every=4).samples == 3
+
+
+def test_what_is_spent_by_hand() -> None:
+    """After 40 samples, 5 steps, a round and a sync; 8 samples and 2 steps of the next are done."""
+    state: Any = SimpleNamespace(
+        **{"samples": 40, "samples_so_far": 48, "inner_steps": 5, "begun_steps": 2},
+        **{"rounds_done": 1, "syncs": 1, "will_sync": True},
+    )
+
+    def budget(**limits: int) -> Budget:
+        return Budget(limits=limits, tokens_per_sample=10)
+
+    assert budget(tokens=1000, inner_steps=10).used(state) == (0.7, "7 / 10 inner steps")
+    assert budget(tokens=400, rounds=2).used(state) == (1.0, "480 / 400 tokens")
+    assert budget(tokens=400, rounds=9).spent(state) and not budget(tokens=401).spent(state)
+    size, reached = RoundSize(steps=2, per_step=4), {"tokens": 480, "inner_steps": 7}
+    for name, limit in (reached | {"rounds": 2, "syncs": 2}).items():
+        assert budget(**{"rounds": 9} | {name: limit}).ends_after(state, size)
+        assert not budget(**{name: limit + 1}).ends_after(state, size)
+    state.will_sync = False
+    assert not budget(syncs=2).ends_after(state, size)
+    assert budget(tokens=400).many_passes(10) == ""
+    assert budget(tokens=401).many_passes(10).startswith("run.tokens is 4.0 times the text")
+    line = {"tokens": 150, "round": 2, "inner_steps": 7, "syncs": 9}
+    assert part_used({"tokens": 1000, "rounds": 4, "syncs": 0}, line) == 0.5
+    assert part_used({"tokens": 100}, line) == 1.0
+    assert part_used({"tokens": 100}, {}) == 0.0
 
 
 @pytest.mark.parametrize(

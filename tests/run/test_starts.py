@@ -66,6 +66,7 @@ def test_a_pause_is_not_lost() -> None:
     assert lost(resumed) == (False, 0, 0.0, 86400.0)
     assert failure_cost([BEGUN, stop, resumed], 25.0)["goodput"] == 1.0
     assert interruptions_text([BEGUN, stop, resumed], 25.0) == ""
+    assert failure_cost([BEGUN], 0.0)["goodput"] == 1.0
     # What was saved at the stop is damaged: 15 s since the checkpoint before are trained again.
     older = start_after(
         [BEGUN, stop], "resume", point(1, 100, 10.0), point(2, 200, 20.0), 1026.0 + 86400
@@ -123,11 +124,15 @@ def test_a_failure_before_a_rewind_is_counted() -> None:
 def test_without_a_line_before_no_time_is_known(reached: int, failed: bool, repeated: int) -> None:
     start = start_after([], "resume", point(4, 400, 40.0), point(6, reached, 60.0), 1100.0)
     assert lost(start) == (failed, repeated, 20.0 * failed, 0.0)
+    back = start_after([], "rewind", point(4, 400, 40.0), point(6, reached, 60.0), 1100.0)
+    assert lost(back) == (False, 0, 0.0, 0.0)
 
 
 def test_clocks_of_machines_may_differ() -> None:
     start = start_after([BEGUN], "resume", point(4, 400, 40.0), point(4, 400, 40.0), 900.0)
     assert lost(start) == (True, 0, 0.0, 0.0)
+    behind = start_after([BEGUN], "resume", point(4, 400, 40.0), point(5, 500, 39.9), 1039.9)
+    assert lost(behind) == (True, 100, 0.0, 0.0)
 
 
 def test_a_run_that_died_and_one_that_was_stopped(

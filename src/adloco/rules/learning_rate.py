@@ -100,8 +100,6 @@ class LearningRate:
 
     def mean_decay(self, power: float) -> float:
         """The mean of `decay` to a power over the tokens of the schedule."""
-        if power == 0:
-            return 1.0
         whole = replace(self, total_tokens=200)
         return statistics.fmean(whole.decay(tokens) ** power for tokens in range(1, 200, 2))
 

@@ -199,7 +199,7 @@ def start_after(
         return here
     last = before[-1] if before else None
     # A stop within a round has come further than the newest record.
-    tokens, clock = max((point.tokens, point.seconds) for point in (at, reached, last or at))
+    tokens, clock = max((point.tokens, point.seconds) for point in (reached, last or reached))
     saved = at.tokens + dropped_tokens
     if tokens <= saved:
         tokens, clock = saved, at.seconds

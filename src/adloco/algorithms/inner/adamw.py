@@ -58,9 +58,6 @@ class InnerAdamW:
                 "AdamW takes wrong steps; make it with .contiguous()",
             )
         groups = decay_groups(parameters, self.weight_decay)
-        # Fused for every data type, because the fused kernel computes in float32. torch's loop
-        # computes in the parameters' type: its epsilon of 1e-8 is zero in float16, so a small
-        # gradient gives inf and a gradient of zero gives nan (torch 2.13 on a CPU).
         short = any(map(is_short, parameters))
         require_setting(
             not short or max(self.betas) <= SLOWEST_MEAN,
@@ -70,4 +67,5 @@ class InnerAdamW:
             "means stand still",
         )
         kind = ShortAdamW if short else torch.optim.AdamW
+        # The fused kernel takes one pass over memory instead of one for each term.
         return kind(groups, lr=self.lr, betas=self.betas, fused=True)
