@@ -179,7 +179,7 @@ class BatchController:
             setattr(self, name, merged(levels, weights, MERGE_WANDER))
 
     def _follow(self, measured: GradientEstimate, samples: int) -> None:
-        elapsed = math.log(samples / self._samples) if self._samples else 0.0
+        elapsed = math.log(samples / self._samples) if samples > self._samples > 0 else 0.0
         self.measured, self._samples = measured, samples
         variance, mean_sq, tests = measured.grad_variance, measured.plugin_norm_sq, measured.tests
         self._variance = self._variance.later(elapsed, wander=VARIANCE_WANDER).seen_positive(
