@@ -163,7 +163,8 @@ def clipped_by(row: Mapping[str, Any], cap: int | None) -> str:
     """
     if row["trainer_batch"] < row["requested_batch"]:
         return "switch.max_micro_batch"
-    return "batch.maximum" if cap is not None and row["requested_batch"] >= cap else ""
+    capped = cap is not None and row["trainer_batch"] == row["requested_batch"] >= cap
+    return "batch.maximum" if capped else ""
 
 
 def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
