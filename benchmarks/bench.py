@@ -14,7 +14,6 @@ import datetime
 import importlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any
 from bench_tables import write_tables
 from common import script_parser
 
+from adloco.run.environment import processor
 from adloco.whole_file import write_text
 
 # Threads that wait do not spin. On a machine that does other work, spinning ones would make a side
@@ -103,17 +103,6 @@ def measure(part: str, *, quick: bool) -> dict[str, Any]:
         "torch": torch.__version__,
         "rows": rows,
     }
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    file = Path("/proc/cpuinfo")
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in (file.read_text().splitlines() if file.exists() else [])
-        if line.startswith("model name")
-    ]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -199,6 +199,7 @@ class Run:
             "batch": method.step_tokens // context,
             "context": context,
             "commit": result["git"]["commit"][:7] if result["git"] else "",
+            "device": result["device"],
         }
         own = dict(zip(asdict(self), self.identity, strict=True))
         return own | {name: str(value) for name, value in more.items()}

@@ -169,6 +169,7 @@ def result_of(spec: Spec, job: Job) -> Result:
         "flags": spec.flags,
         "git": environment["git"],
         "torch": environment["versions"]["torch"],
+        "device": environment["device"],
         "threads": environment["torch_threads"],
         "parameters": sum(each.numel() for each in open_recipe(spec.recipe()).builder.parameters)
         if diverged

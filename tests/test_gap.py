@@ -26,7 +26,7 @@ def rows_of(gap: Any, losses: dict[Any, float]) -> dict[Any, dict[str, str]]:
         size = 4 * run.parameters / (32 if run.method.startswith("int1") else 1)
         curve = {"bytes": [syncs * size], "syncs": [syncs * run.tokens / run.parameters]}
         result = {"parameters": run.parameters, "curve": curve, "final_loss": loss, "git": None}
-        rows[run.identity] = run.row(result)
+        rows[run.identity] = run.row(result | {"device": "a processor"})
     return rows
 
 

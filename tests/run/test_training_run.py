@@ -24,6 +24,7 @@ from adloco.distributed.testing import run_on_ranks
 from adloco.options import option_metrics
 from adloco.run import saving, training_run
 from adloco.run.checkpoint import list_all, list_checkpoints
+from adloco.run.environment import describe_environment
 from adloco.run.training_run import TrainingRun
 from tests.problems import SHARED_DATA, cases, needs_shared_data, without_timings
 
@@ -115,6 +116,13 @@ SUMMARY = {
 
 def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
+
+
+def test_a_run_on_a_cpu_names_its_processor() -> None:
+    known = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name")
+    if not known:
+        pytest.skip("this torch does not know the name")
+    assert describe_environment(torch.device("cpu"), None, seed=0)["device"] == known
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:

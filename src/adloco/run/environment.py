@@ -82,9 +82,7 @@ def describe_environment(
             **{package: metadata.version(package) for package in PACKAGES},
         },
         "git": _git_state(),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "device_type": str(device),
         "precision": "bf16" if precision else "fp32",
         "cores": num_cores(),
@@ -92,6 +90,15 @@ def describe_environment(
         "platform": platform.platform(),
         "seeds": {"model": seed, "data": seed},
     }
+
+
+def processor() -> str:
+    """The name of this machine's processor, on which the last bits of a run on CPUs depend."""
+    file = Path("/proc/cpuinfo")
+    for line in file.read_text().splitlines() if file.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _git_state() -> dict[str, Any] | None:
