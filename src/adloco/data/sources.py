@@ -3,6 +3,7 @@ or a text that is still being fetched.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -109,6 +110,7 @@ class TokenSource:
         return _windows(self.tokens, indices, self.context_tokens)
 
 
+@dataclass(eq=False)
 class StreamSource:
     """A source whose samples are windows of context_tokens + 1 tokens of a text that is still being
     fetched.
@@ -117,25 +119,17 @@ class StreamSource:
     the stream begins again. Windows are not shuffled, because nobody knows where the text ends.
     """
 
-    def __init__(
-        self,
-        tokens_at_least: Callable[[int], NDArray[Any]],
-        *,
-        context_tokens: int,
-        num_streams: int,
-    ) -> None:
-        """
-        tokens_at_least: Takes a number and returns all tokens fetched so far: at least that many,
-            unless the text has fewer.
-        """
-        self.context_tokens = context_tokens
-        self.num_streams = num_streams
-        self._tokens_at_least = tokens_at_least
+    tokens_at_least: Callable[[int], NDArray[Any]]
+    """Takes a number and returns all tokens fetched so far: at least that many, unless the text has
+    fewer.
+    """
+    context_tokens: int
+    num_streams: int
 
     def read(self, stream: int, position: int, count: int) -> Tensor:
         """Read `count` windows: token ids, int64 [count, context_tokens + 1]."""
         wanted = stream + np.arange(position, position + count, dtype=np.int64) * self.num_streams
-        tokens = self._tokens_at_least(int(wanted[-1] + 1) * self.context_tokens + 1)
+        tokens = self.tokens_at_least(int(wanted[-1] + 1) * self.context_tokens + 1)
         windows = (len(tokens) - 1) // self.context_tokens
         # A wanted window is missing only if the text has ended; `windows` is then final.
         own = len(range(stream, windows, self.num_streams))

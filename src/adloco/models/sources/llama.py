@@ -44,6 +44,7 @@ class LlamaShape:
 
     key: ClassVar[str] = "llama"
     for_transformers: ClassVar[bool] = True
+    weights: ClassVar[str] = ""
 
     shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = setting(
         "nano", aliases=("model",)
@@ -101,10 +102,6 @@ class LlamaShape:
         from adloco.models.build import ModelBuilder
 
         return ModelBuilder
-
-    @property
-    def weights(self) -> str:
-        return ""
 
     def config(self, vocab_size: int) -> Any:
         from transformers import LlamaConfig
