@@ -68,7 +68,7 @@ def _budget(run: TrainingRun) -> str:
         changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
             changes.append("fewer because rounds become longer")
-        elif not _steady(run):
+        elif recipe.run.tokens and not isinstance(recipe.batch, ConstantBatch):
             changes.append("fewer if the batch grows, more if it falls")
         many = counted(rounds, "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
@@ -78,11 +78,6 @@ def _budget(run: TrainingRun) -> str:
 def _merges(run: TrainingRun) -> bool:
     """True if trainers may still merge."""
     return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
-
-
-def _steady(run: TrainingRun) -> bool:
-    """True if the budget makes as many rounds whatever the batch rule decides."""
-    return isinstance(run.recipe.batch, ConstantBatch) or not run.recipe.run.tokens
 
 
 def _rounds(run: TrainingRun) -> int | None:

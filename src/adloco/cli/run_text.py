@@ -96,12 +96,12 @@ def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
     """
     cost = failure_cost(starts, seconds)
     number = cost["interruptions"]
+    if not number:
+        return ""
     times = "once" if number == 1 else f"{number} times"
     return (
         f"interrupted {times}: {cost['tokens_repeated']:,} tokens repeated, "
         f"{cost['seconds_lost']:,.1f} s lost, goodput {cost['goodput']:.1%}"
-        if number
-        else ""
     )
 
 

@@ -20,7 +20,10 @@ def loss_panel(
         steps: Training losses of the inner steps, from `step_losses`.
     """
     measures = [replace(validation(measure), label=measure.label) for measure in declared]
-    axes, numbers = _axes(records)
+    # Choices for x that are not 0 throughout.
+    names = ("tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds")
+    axes = {name: ROUND[name] for name in names if records[-1][name]}
+    numbers = {name: [record[name] for record in records] for name in axes}
     each = steps_per_point(records)
     merges = [record["merges"] for record in records]
     validated = Curve(
@@ -56,13 +59,6 @@ def loss_panel(
         },
     )
     return Panel(title="Loss", caption=_caption(each), charts=[chart])
-
-
-def _axes(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str, list[float]]]:
-    """Choices for x that are not 0 throughout, and their numbers."""
-    names = ("tokens", "inner_steps", "round", "syncs", "bytes_sent", "seconds")
-    axes = {name: ROUND[name] for name in names if records[-1][name]}
-    return axes, {name: [record[name] for record in records] for name in axes}
 
 
 def _in_training(
