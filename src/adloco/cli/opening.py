@@ -84,12 +84,9 @@ def _rounds(run: TrainingRun) -> int | None:
     """Rounds of the whole budget if the batch stays as it is; None if a limit on syncs decides."""
     algorithm, limits = run.algorithm, run.recipe.run.limits
     tokens_per_step = algorithm.samples_per_inner_step * run.recipe.data.context_tokens
-    steps = {
-        "tokens": math.ceil(limits["tokens"] / tokens_per_step),
-        "inner_steps": limits["inner_steps"],
-        "rounds": limits["rounds"] * algorithm.sync_every,
-    }
-    known = [number for number in steps.values() if number]
+    of_tokens = math.ceil(limits["tokens"] / tokens_per_step)
+    steps = (of_tokens, limits["inner_steps"], limits["rounds"] * algorithm.sync_every)
+    known = [*filter(None, steps)]
     return math.ceil(min(known) / algorithm.sync_every) if known else None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from adloco.metrics import Metric
 from adloco.report.compare_files import to_csv, to_json
-from adloco.report.curves import Chart, Curve, Panel, charts_content
+from adloco.report.curves import Chart, Curve, Panel
 from adloco.report.html import embedded, write_page
 from adloco.report.table import Cell, Table, table_of
 from adloco.run.json_files import write_json
@@ -112,9 +112,9 @@ def write_comparison(
     write_text(folder / "compare.csv", to_csv(comparison))
     chart = comparison_chart(comparison)
     draw_comparison(chart, comparison.statement, folder)
-    path = folder / "compare.html"
-    write_page(path, "compare.html", _content(comparison, chart, draw(comparison), title))
-    return path
+    curves = Panel(title="", caption=f"A line is one seed.{comparison.warning}", charts=[chart])
+    content = _content(comparison, draw(comparison), title)
+    return write_page(folder / "compare.html", [curves], content)
 
 
 def comparison_chart(comparison: Comparison) -> Chart:
@@ -127,12 +127,9 @@ def comparison_chart(comparison: Comparison) -> Chart:
     return Chart(axes=comparison.axes, measures=comparison.measures, curves=curves)
 
 
-def _content(
-    comparison: Comparison, chart: Chart, further: Sequence[Path], title: str
-) -> dict[str, Any]:
+def _content(comparison: Comparison, further: Sequence[Path], title: str) -> dict[str, Any]:
     runs = [run for found in comparison.arms.values() for run in found]
-    curves = Panel(title="", caption=f"A line is one seed.{comparison.warning}", charts=[chart])
-    return charts_content([curves]) | {
+    return {
         "title": title,
         "statement": comparison.statement.removesuffix(comparison.warning),
         "differing": comparison.differing,

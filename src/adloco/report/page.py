@@ -26,7 +26,7 @@ from adloco.metrics import (
     validation,
 )
 from adloco.options import signs_of_options
-from adloco.report.curves import Panel, charts_content
+from adloco.report.curves import Panel
 from adloco.report.html import write_page
 from adloco.report.interruptions import interruption_cards, interruption_table
 from adloco.report.loss_panel import loss_panel
@@ -69,12 +69,10 @@ def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
     of_options = [table for option in lab_modules("page") for table in option.content(folder)]
     values = list(settings(recipe))
     run_tables = (_merges(records), _changes(records), interruption_table(starts))
-    path = folder / PAGE
-    write_page(
-        path,
-        "report.html",
-        charts_content(panels or _panels(folder, recipe, records))
-        | {
+    return write_page(
+        folder / PAGE,
+        panels or _panels(folder, recipe, records),
+        {
             "name": recipe.run.name,
             "folder": folder.resolve().name,
             "facts": [_layout(recipe), _origin(environment, starts, records)],
@@ -96,7 +94,6 @@ def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
             "environment": list(environment.items()),
         },
     )
-    return path
 
 
 def panels_of(folder: Path) -> list[Panel]:

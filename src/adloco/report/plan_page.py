@@ -12,7 +12,6 @@ from adloco.plan.candidates import ranks_of_island
 from adloco.plan.cluster import Cluster
 from adloco.plan.cluster_plan import Plan
 from adloco.plan.prediction import Prediction, Workload
-from adloco.report.curves import Panel, charts_content
 from adloco.report.html import write_page
 from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_files import recipe_text, to_csv, to_json
@@ -43,9 +42,7 @@ def write_plan(plan: Plan, folder: Path) -> Path:
     (chart,) = panel.charts
     title = f"{plan.target}: each method with its best settings at each bandwidth{plan.condition}"
     draw([(chart, "bandwidth", chart.measures[0])], title, folder / "plan.png")
-    path = folder / "plan.html"
-    write_page(path, "plan.html", _content(plan, panel, folder))
-    return path
+    return write_page(folder / "plan.html", [panel], _content(plan, folder))
 
 
 def best_table(plan: Plan) -> Table:
@@ -95,11 +92,11 @@ def _workload_words(workload: Workload) -> str:
     )
 
 
-def _content(plan: Plan, panel: Panel, folder: Path) -> dict[str, Any]:
+def _content(plan: Plan, folder: Path) -> dict[str, Any]:
     chosen = plan.chosen
     command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
     ranks = ranks_of_island(chosen.candidate.recipe, plan.cluster)
-    return charts_content([panel]) | {
+    return {
         "about": [
             ("Target", f"{plan.target}."),
             ("Model", _workload_words(plan.workload)),
