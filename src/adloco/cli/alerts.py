@@ -26,9 +26,7 @@ CALL_SECONDS = 10.0
 """Longest time of a call."""
 STALL_SECONDS = 900.0
 STALL_FACTOR = 3.0
-"""A run stalls if a round takes this many times as long as the longest before, and longer than
-STALL_SECONDS.
-"""
+"""A run stalls if a round takes so many times the longest before, and more than STALL_SECONDS."""
 
 Event = Literal["failed", "stalled", "recovered", "stopped", "ended"]
 

@@ -43,9 +43,7 @@ def use_text(record: Record) -> str:
 
 
 def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
-    """The validation of each trainer, or of each island's text, in one line; empty if there was
-    one.
-    """
+    """The validation of each trainer, or of each island's text, in one line; empty for only one."""
     found = [
         f"{per} {row[per]} {measured_text(row, measures)}"
         for per in ("trainer", "island")

@@ -181,9 +181,7 @@ class _FailureCount:
         self._in_a_row = 0
 
     def one_more(self) -> bool:
-        """Count a failure, and return True unless `RESTARTS` came before it without a round in
-        between.
-        """
+        """Count a failure; return False if `RESTARTS` came before it without a round in between."""
         rounds = self._trained()
         self._in_a_row = 1 if rounds > self._rounds else self._in_a_row + 1
         self._rounds = rounds

@@ -161,8 +161,7 @@ def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
 
 
 def _spread(recipe: Recipe) -> str:
-    """Option by which the GPUs of an island share a worker: shards, unless whole gradients are
-    needed."""
+    """Option by which GPUs of an island share a worker: shards, unless gradients must be whole."""
     path = recipe.batch.measurement
     return "replica_size" if path and load_object(path).whole_gradients else "shard_size"
 

@@ -13,9 +13,7 @@ from adloco.setting import Facts, facts_of
 
 @functools.cache
 def setting_facts() -> Mapping[str, Facts]:
-    """The facts of every setting that a recipe can have, by section.key, in the order of the
-    sections.
-    """
+    """The facts of every setting that a recipe can have, by section.key, section by section."""
     found: dict[str, Facts] = {}
     for section, content in SECTIONS.items():
         if choice := content.choice:

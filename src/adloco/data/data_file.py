@@ -19,9 +19,7 @@ class BadRow:
     reason: str
     """The defect in two or three words. Skipped rows are counted by reason."""
     problem: str
-    """The defect as the end of an error message that begins with the file and the row; it
-    begins with a space or a colon.
-    """
+    """End of an error message that begins with file and row; it begins with a space or a colon."""
     advice: str
     """Remedy, as a clause of an error message."""
     rest: bool = False

@@ -125,9 +125,7 @@ NOT_LIBRARY = {
     "dist-packages",
     "__pycache__",
 }
-"""Folders left out of the default corpus: tests differ between distributions, packages between
-machines.
-"""
+"""Folders that are left out: tests differ between distributions, packages between machines."""
 
 
 def standard_library(text_column: str) -> DataFile:

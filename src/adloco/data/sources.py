@@ -120,9 +120,7 @@ class StreamSource:
     """
 
     tokens_at_least: Callable[[int], NDArray[Any]]
-    """Takes a number and returns all tokens fetched so far: at least that many, unless the text has
-    fewer.
-    """
+    """Takes a number and returns all tokens so far, at least that many if the text has them."""
     context_tokens: int
     num_streams: int
 

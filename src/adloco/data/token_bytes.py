@@ -37,9 +37,7 @@ class TokenBytes:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """The bytes of a tokenizer's ids; all nan if it does not keep the whole of a text, as one
-        that leaves out spaces.
-        """
+        """The bytes of a tokenizer's ids; all nan if it drops parts of a text, such as spaces."""
         of_id = tokenizer.id_bytes()
         of_id[tokenizer.end_of_text] = 0
         if tokenizer.unknown is not None:

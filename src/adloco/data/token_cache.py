@@ -104,15 +104,11 @@ class TokenCache:
         return self.train
 
     def rows_read(self) -> int | None:
-        """Rows of a stream that are in the cache, those left out included; None if the source was
-        read before training.
-        """
+        """Rows of a stream so far, also those left out; None if all are read before training."""
         return self.store.state.rows if self.data.streaming else None
 
     def skipped(self) -> str:
-        """A sentence about the rows left out so far, and characters that the tokenizer lost; empty
-        if there are none.
-        """
+        """A sentence about rows left out and characters that the tokenizer lost; empty if none."""
         rows, lost = left_out(self.store.state.skipped, self.store.state.rows), self.lost()
         said = (
             f"the tokenizer drops or changes characters: its tokens differ by {lost:,} bytes from "

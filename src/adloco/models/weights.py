@@ -72,9 +72,7 @@ class StoredWeights:
         return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
-        """Hexadecimal SHA-256 digest of each tensor's name, type, size and first elements, to
-        recognise other weights.
-        """
+        """SHA-256 in hex of the tensors' names, types, sizes and first elements, to tell others."""
         about = hashlib.sha256(self.only_whole.encode())
         for name, (file, key) in sorted(self.places.items()):
             with safe_open(file, framework="pt") as stored:

@@ -67,9 +67,7 @@ class Chart:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """The curve, with the lowest and the highest value of each stretch if it has too many points.
-    Both ends stay.
-    """
+    """The curve; of too many points, both ends and the lowest and highest value of each stretch."""
     count = max(map(len, curve.axes.values()), default=0)
     if count <= MOST_POINTS:
         return curve

@@ -1,6 +1,4 @@
-"""Writes report.html: one self-contained page with the charts, the merges, the rounds and the
-settings of a run.
-"""
+"""Writes report.html, one self-contained page: charts, merges, rounds and settings of a run."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

@@ -1,6 +1,4 @@
-"""plan.json, plan.csv and recipe.toml: a plan for programs, and its recommendation for
-`adloco train`.
-"""
+"""plan.json, plan.csv and recipe.toml: a plan for programs, and its recipe for `adloco train`."""
 
 import math
 import re
@@ -58,9 +56,7 @@ def to_csv(plan: Plan) -> str:
 
 
 def recipe_text(plan: Plan) -> str:
-    """The recommended recipe as TOML, with the tokens until the target as its budget, below its
-    reasons.
-    """
+    """The recommended recipe as TOML below its reasons; its budget is the tokens to the target."""
     chosen = plan.chosen.candidate
     reasons = [f"Recommended by `adloco plan`: {chosen.label}.", *plan.reasons]
     comment = "".join(f"# {line}\n" for reason in reasons for line in reason.splitlines())

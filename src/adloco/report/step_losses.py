@@ -1,6 +1,4 @@
-"""The training loss of the inner steps, from steps.jsonl, thinned to a number of points that a
-picture can show.
-"""
+"""The training loss of inner steps, from steps.jsonl, thinned to points that a picture can show."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

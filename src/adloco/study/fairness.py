@@ -1,6 +1,4 @@
-"""Conditions that a comparison's runs must share: data, validation windows, tokenizer, model, task
-and budget.
-"""
+"""Conditions of a comparison: equal data, validation windows, tokenizer, model, task and budget."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,9 +40,7 @@ def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]
 def _unlike(
     runs: Iterable[tuple[str, Mapping[str, str]]],
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Each name whose value is not the same in all runs, which are given with their arms, and its
-    values in each arm.
-    """
+    """Each name whose value differs between runs (arm, values), and its values in each arm."""
     each = [*runs]
     for setting in dict.fromkeys(name for _, named in each for name in named):
         given: dict[str, set[str]] = {}

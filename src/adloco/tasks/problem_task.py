@@ -1,6 +1,4 @@
-"""The task of a problem from Python: its own data and loss, which only the script has
-(`adloco.train(problem=...)`).
-"""
+"""The task of a problem from Python: data and loss that only the script of `adloco.train` has."""
 
 import hashlib
 import sys
