@@ -1,5 +1,4 @@
-"""Alerts of `adloco train --notify`: a command or a URL is told when a run fails, stalls, recovers,
-stops or ends.
+"""Alerts of `adloco train --notify`: a command or a URL is told what happens to a run.
 
 They are given on the line or in the environment and never by a recipe, so that the folder of a run
 cannot name a command. An address that holds a secret belongs into the environment: environment.json

@@ -48,8 +48,6 @@ class LiveView:
     """The terminal's view of a run while it trains.
 
     It is drawn several times a second, so it keeps what it shows of past rounds, not their records.
-
-    signs: Warnings that were given before it was resumed.
     """
 
     def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:

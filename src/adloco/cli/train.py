@@ -138,8 +138,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
         if arguments.restart:
             begin = again = words
         elif resumed:
-            # The folder's recipe has the old values of the changed settings, so a restart names
-            # them again.
+            # The folder's recipe has the old values of changed settings: a restart names them.
             settings = [f"--{name}={value}" for name, value in arguments.settings]
             given = [*settings, *["--trust-recipe"] * trust, *told]
             begin = again = ["train", "--resume", str(folder), *given]

@@ -47,8 +47,7 @@ class ByteTokenizer:
         import tokenizers
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        # A vocabulary of the bytes and no merges. The token that ends a document has the id of the
-        # zero byte.
+        # A vocabulary of bytes without merges. The token that ends a document has the id of byte 0.
         names = bytes_to_unicode()
         vocabulary = {END_OF_TEXT: 0, **{names[byte]: byte for byte in range(1, 256)}}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))

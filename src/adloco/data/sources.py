@@ -53,8 +53,7 @@ class TensorSource:
             seed: Seed of the order in each stream.
 
         Raises:
-            ValueError: There is no tensor, the lengths differ, or there are fewer samples than
-                streams.
+            ValueError: There is no tensor, lengths differ, or samples are fewer than streams.
         """
         require(len(tensors) > 0, "TensorSource needs at least one tensor")
         require(
@@ -89,8 +88,6 @@ class TokenSource:
         Args:
             tokens: Token ids, [tokens], of any integer type; may be a memory map.
             context_tokens: Tokens that a model sees of each sample.
-            num_streams: Number of disjoint streams.
-            seed: Seed of the order in each stream.
 
         Raises:
             ValueError: There are fewer windows than streams.
@@ -112,8 +109,7 @@ class TokenSource:
 
 @dataclass(eq=False)
 class StreamSource:
-    """A source whose samples are windows of context_tokens + 1 tokens of a text that is still being
-    fetched.
+    """A source whose samples are windows of context_tokens + 1 tokens of a text as it is fetched.
 
     Stream s of S owns the windows s, s + S, ..., in the order of the text; once the text has ended,
     the stream begins again. Windows are not shuffled, because nobody knows where the text ends.

@@ -83,8 +83,7 @@ class TokenBytes:
 def predicted_bytes(
     tokenizer: Tokenizer, source: TokenSource, indices: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The bytes of text that the predicted tokens of each of these windows stand for; see
-    `TokenBytes.predicted`.
+    """The bytes of text in each of these windows; see `TokenBytes.predicted`.
 
     tokenizer: Has made the tokens of `source`.
     """

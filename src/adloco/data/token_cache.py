@@ -1,5 +1,4 @@
-"""Token caches: folders that keep the tokens of a source, and the windows that a run reads from
-them.
+"""Token caches: folders that keep the tokens of a source, from which a run reads windows.
 
 Tokens are added to a cache when they are first needed. Its folder is named by two digests. The
 first is of the settings that select the rows and of the source (`source_digest`), so that a
@@ -64,8 +63,7 @@ class TokenCache:
     def matches_fingerprint(self, corpus: str) -> bool:
         """True if the text is the one with this fingerprint; of a stream, if it begins with it.
 
-        corpus: An earlier value of `corpus`. To compare, as much of the source is read as that
-            value stands for.
+        corpus: An earlier value of `corpus`. As much of the source is read as it stands for.
         """
         chunks, _, digest = corpus.partition(":")
         if not self.data.streaming or not chunks.isdecimal() or int(chunks) == 0:
@@ -189,8 +187,7 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
     """Fill a cache before training (`adloco prepare`), continuing from its content; yields its
     state first and after each chunk. What it holds then does not depend on the number of processes.
 
-    processes: Processes that tokenise, while this one reads and writes; with 1, this process does
-        it.
+    processes: Processes that tokenise, while this one reads and writes; 1: this one does it.
 
     Raises:
         ValueError: The source cannot be read.

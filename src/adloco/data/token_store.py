@@ -101,8 +101,7 @@ class TokenStore:
         """Open the folder. If it is new or incomplete, begin it with this tokenizer.
 
         Raises:
-            ValueError: A file of the tokenizer, or one of the chunks of tokens that are read to
-                find out, was changed.
+            ValueError: A file of the tokenizer, or a chunk of `sample_chunks`, was changed.
         """
         self.folder = folder
         self._feed = feed

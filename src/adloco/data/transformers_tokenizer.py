@@ -78,8 +78,7 @@ class TransformersTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._tokenizer.is_fast:
-            # transformers would keep track of where in the text each token is, which takes a third
-            # of the time.
+            # transformers would note where in the text each token is, for a third of the time.
             backend = self._tokenizer.backend_tokenizer
             backend.no_truncation()
             backend.no_padding()

@@ -86,13 +86,11 @@ class StoredWeights:
 def find_weights(
     name: str, model: Any, must_be_there: Callable[[str, str], bool], dtype: torch.dtype
 ) -> StoredWeights:
-    """Find the trained weights of a model of transformers on disk, by hub name or folder; download
-    them if necessary.
+    """Find trained weights of transformers on disk, by hub name or folder; download them if needed.
 
     Args:
         model: The model, without memory.
-        must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
-            tensor are refused.
+        must_be_there: (name of a tensor, name of the model's body) -> True if it must be stored.
 
     Raises:
         ValueError: They have an adapter.
@@ -101,8 +99,7 @@ def find_weights(
         with hub_asked(name):
             adapted, files = _find(name, ADAPTER), _files(name, model.config)
     except Exception as error:
-        # Hub clients raise errors of many kinds. from_pretrained then fails in the same way, and
-        # its caller reports that.
+        # Hub clients raise many errors; from_pretrained fails in the same way, which is reported.
         return StoredWeights(only_whole=type(error).__name__)
     # Without PEFT, transformers would load the model that is under it; with PEFT, freeze all.
     require(

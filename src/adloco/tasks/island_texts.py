@@ -37,8 +37,7 @@ def fewer_texts(data: DataSettings, method: Method) -> list[str]:
 def open_islands(
     settings: TaskSettings, given: TaskData, here: Sequence[int], workers: int
 ) -> Task:
-    """Open the texts of the islands whose workers are here; the one text if islands have none of
-    their own.
+    """Open the texts of the islands whose workers are here; the one text if islands share it.
 
     Args:
         here: The numbers of these islands, from 0.
