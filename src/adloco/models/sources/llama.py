@@ -1,7 +1,5 @@
 """Llamas of shipped shapes, with random weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
