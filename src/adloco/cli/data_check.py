@@ -110,9 +110,8 @@ def check_labelled(data: DataSettings, task: ClassificationSettings, console: Co
         console,
     )
     known = {text.tobytes() for text in np.split(train.ids, train.starts[1:-1])}
-    repeated = sum(
-        text.tobytes() in known for text in np.split(validation.ids, validation.starts[1:-1])
-    )
+    held_out = np.split(validation.ids, validation.starts[1:-1])
+    repeated = sum(text.tobytes() in known for text in held_out)
     _say(
         f"{repeated:,} of the {len(validation):,} texts that are held out are among those to train "
         "on, too",

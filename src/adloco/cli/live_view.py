@@ -126,8 +126,6 @@ class LiveView:
         gone = (
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
-        if last:
-            gone += use_text(last)
         done = last["round"] if last else 0
         where = (
             f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
@@ -135,6 +133,7 @@ class LiveView:
             else f"round {done} done"
         )
         if last:
+            gone += use_text(last)
             where += f"   learning rate {number_text(last, 'learning_rate')}"
         rows = rows_text(now.rows)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.

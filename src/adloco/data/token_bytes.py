@@ -87,8 +87,6 @@ def predicted_bytes(
 
     tokenizer: Has made the tokens of `source`.
     """
-    token_bytes = TokenBytes.of(tokenizer)
+    known = TokenBytes.of(tokenizer)
     chunks = np.array_split(indices, math.ceil(len(indices) / WINDOWS_AT_ONCE))
-    return np.concatenate(
-        [token_bytes.predicted(source.windows(chunk).numpy()) for chunk in chunks]
-    )
+    return np.concatenate([known.predicted(source.windows(chunk).numpy()) for chunk in chunks])

@@ -61,11 +61,8 @@ class NamedModel:
                 "allowed are a folder with config.json, a hub name that can be reached, or from "
                 "scratch a type such as bert"
             ) from error
-        language = hasattr(default, "vocab_size") and not getattr(
-            default, "is_encoder_decoder", False
-        )
         require(
-            language,
+            hasattr(default, "vocab_size") and not getattr(default, "is_encoder_decoder", False),
             f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take "
             "a decoder such as gpt2 or an encoder such as bert",
         )
