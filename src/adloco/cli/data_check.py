@@ -1,6 +1,4 @@
-"""Text of `adloco prepare --check` about a recipe's data: rows as they are read, counts of tokens,
-and samples as the model sees them.
-"""
+"""Text of `adloco prepare --check`: rows as they are read, counts of tokens, and samples."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice

@@ -1,6 +1,4 @@
-"""Shared steps of commands over many runs: they train the missing runs with a line of progress
-each, and show the comparison.
-"""
+"""Shared steps of commands over many runs: they train what is missing, and show the comparison."""
 
 import math
 import sys

@@ -71,9 +71,7 @@ def aliases() -> dict[str, str]:
 
 
 def settings_meant(word: str) -> list[str]:
-    """The settings whose key is this word (such as lr, --sync-every, H or method.h), or for which
-    it is another name; none if none is.
-    """
+    """The settings whose key, or other name, is this word: lr, --sync-every, H or method.h."""
     key = _key(word)
     named = [name for name in setting_facts() if name.partition(".")[2] == key]
     return [*named, *([aliases()[key]] if key in aliases() else [])]

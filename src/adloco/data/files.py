@@ -81,9 +81,7 @@ def reads(data: DataSettings, folder: Path) -> bool:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files in a folder and its subfolders, through links too. A link to nothing is one of
-    them, so that it is a bad row.
-    """
+    """The files below a folder, through links too; a link to nothing is one, and so a bad row."""
     seen, waiting = set[Path](), [folder]
     for top in waiting:  # A folder has its own path, and that of a link only without one.
         for inside, folders, names in os.walk(top, onerror=_unreadable):

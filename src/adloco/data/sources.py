@@ -1,6 +1,4 @@
-"""Sources of samples, which are read by stream and position: tensors in memory, an array of tokens,
-or a text that is still being fetched.
-"""
+"""Sources of samples by stream and position: tensors, an array of tokens, a text being fetched."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -136,9 +136,7 @@ def frozen_weights(file: Path, model: nn.Module) -> StoredWeights:
 
 
 def _files(name: str, config: Any) -> list[str]:
-    """Paths of a model's safetensors files, downloaded if necessary; empty if transformers would
-    read other files, or more.
-    """
+    """Paths of a model's safetensors files, downloaded if needed; empty if others are read, too."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import get_checkpoint_shard_files
 

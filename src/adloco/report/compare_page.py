@@ -1,6 +1,4 @@
-"""compare.html of a comparison, its tables, and all files beside it: compare.json and compare.csv
-for programs, and pictures.
-"""
+"""compare.html of a comparison, its tables, and all files beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -104,9 +102,7 @@ def write_comparison(
     title: str,
     draw: Callable[[Comparison], list[Path]] = lambda comparison: [],
 ) -> Path:
-    """Write the files for programs, the PNGs and compare.html, which shows also the pictures that
-    `draw` makes; return the page's path.
-    """
+    """Write all files of a comparison, with pictures that `draw` makes; return the page's path."""
     from adloco.report.pictures import draw_comparison  # Late, for matplotlib.
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,7 @@ from typing import Any, Literal
 from adloco.metrics import Metric
 
 MOST_POINTS = 4000
-"""A curve of more points is thinned to about half as many for each of its measures, so that the
-page of a long run stays small.
-"""
+"""A curve of more points is thinned to about half as many for each measure: pages stay small."""
 Look = Literal["line", "strong", "grey", "thin", "points", "stairs", "marks"]
 
 

@@ -1,6 +1,4 @@
-"""Writing a page from a template of `templates/`, with its pictures, and plotly.js for its charts,
-packed into it so that it opens offline.
-"""
+"""Writing a page from a template of `templates/`, with pictures and plotly.js packed into it."""
 
 import base64
 import gzip

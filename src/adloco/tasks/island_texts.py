@@ -124,9 +124,7 @@ class IslandTexts:
         return json.dumps(self._texts)
 
     def changed(self, corpus: str) -> list[str]:
-        """The islands here whose texts are others than in an earlier value of `corpus`, which may
-        have lost some that were dropped.
-        """
+        """The islands here whose texts differ from those in an earlier `corpus`, if it has them."""
         before = json.loads(corpus)
         return [name for name, text in self._texts.items() if before.get(name, text) != text]
 
