@@ -127,11 +127,9 @@ class LiveView:
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
         done = last["round"] if last else 0
-        where = (
-            f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
-            if now.round_steps
-            else f"round {done} done"
-        )
+        where = f"round {done} done"
+        if now.round_steps:
+            where = f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
         if last:
             gone += use_text(last)
             where += f"   learning rate {number_text(last, 'learning_rate')}"

@@ -81,8 +81,7 @@ def plan_job(
 
     Args:
         settings: (section.key, value) of settings that replace the recipe's.
-        islands: Groups of GPUs that share a worker.
-        gpus_per_island: GPUs of each of them.
+        islands, gpus_per_island: Groups of GPUs that share a worker, and the size of each.
         gpus_per_node: GPUs of a node; None: an island is a node.
         started: The time, for the name of the run's folder if `run.folder` is not set.
 
