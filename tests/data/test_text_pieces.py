@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from adloco.data import encoding, feeds, files, text_pieces
+from adloco.data import byte_tokenizer, encoding, feeds, files, text_pieces
 from adloco.data.data_settings import DataSettings
 from adloco.data.encoding import encode
 from adloco.data.token_cache import open_cache
@@ -41,7 +41,7 @@ TEXTS = st.lists(st.sampled_from([*PARTS, *SPACES]), max_size=60).map("".join)
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (text_pieces, encoding):
+    for module in (text_pieces, encoding, byte_tokenizer):
         monkeypatch.setattr(module, "PIECE", 5)
 
 

@@ -1,5 +1,4 @@
-"""Alerts of `adloco train --notify`: a command or a URL is told when a run fails, stalls, recovers,
-stops or ends.
+"""Alerts of `adloco train --notify`: a command or a URL is told what happens to a run.
 
 They are given on the line or in the environment and never by a recipe, so that the folder of a run
 cannot name a command. An address that holds a secret belongs into the environment: environment.json
@@ -26,9 +25,7 @@ CALL_SECONDS = 10.0
 """Longest time of a call."""
 STALL_SECONDS = 900.0
 STALL_FACTOR = 3.0
-"""A run stalls if a round takes this many times as long as the longest before, and longer than
-STALL_SECONDS.
-"""
+"""A run stalls if a round takes so many times the longest before, and more than STALL_SECONDS."""
 
 Event = Literal["failed", "stalled", "recovered", "stopped", "ended"]
 

@@ -244,10 +244,9 @@ def add_command(commands: Commands, kind: type[Command], *, with_arguments: bool
         allow_abbrev=False,  # --r must not silently mean --resume.
     )
     parser.overview = kind.overview
-    meanings = field_meanings(kind) if with_arguments else {}
     for each in fields(kind) if with_arguments else ():
         if ARGUMENT in each.metadata:
-            _add_argument(parser, each, meanings[each.name].replace("%", "%%"))
+            _add_argument(parser, each, field_meanings(kind)[each.name].replace("%", "%%"))
 
 
 def _add_argument(parser: Parser, known: Field[Any], meaning: str) -> None:

@@ -1,6 +1,4 @@
-"""`adloco completion`: prints a script with which a shell completes commands, options, recipes,
-settings and their values.
-"""
+"""`adloco completion`: prints a script with which a shell completes what can stand on the line."""
 
 import re
 from dataclasses import dataclass

@@ -1,10 +1,7 @@
-"""Text of `adloco prepare --check` about a recipe's data: rows as they are read, counts of tokens,
-and samples as the model sees them.
-"""
+"""Text of `adloco prepare --check`: rows as they are read, counts of tokens, and samples."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +10,15 @@ from rich.table import Table
 
 from adloco.cli.progress import shown_progress
 from adloco.cli.terminal import table_of
-
-if TYPE_CHECKING:
-    from adloco.data.data_settings import DataSettings
-    from adloco.data.token_cache import TokenCache
-    from adloco.data.tokenizers import Tokenizer
-    from adloco.tasks.kinds.classification_settings import ClassificationSettings
+from adloco.data.data_file import SourceUnreachableError
+from adloco.data.data_settings import DataSettings
+from adloco.data.labelled_texts import read_texts
+from adloco.data.repeated import LENGTH, repeated_share
+from adloco.data.rows import Position, open_rows, stages
+from adloco.data.sources import TokenSource
+from adloco.data.token_cache import TokenCache
+from adloco.data.tokenizers import Tokenizer, make_tokenizer
+from adloco.tasks.kinds.classification_settings import ClassificationSettings
 
 SHOWN_TEXTS = 3
 SHOWN_CHARACTERS = 240
@@ -27,13 +27,8 @@ BLOCK = 2**20
 """Tokens that are counted at a time."""
 
 
-def check_packed(cache: "TokenCache", console: Console) -> None:
+def check_packed(cache: TokenCache, console: Console) -> None:
     """Show the data of a language model, whose tokens are all in the cache."""
-    from adloco.data.data_file import SourceUnreachableError
-    from adloco.data.repeated import LENGTH, repeated_share
-    from adloco.data.rows import Position, open_rows, stages
-    from adloco.data.sources import TokenSource
-
     data, tokenizer = cache.data, cache.tokenizer
     try:
         rows = open_rows(data, stages(data)[-1], {data.text_column: str}, Position())
@@ -81,12 +76,8 @@ def check_packed(cache: "TokenCache", console: Console) -> None:
         _say(f"too short for one sample of {data.context_tokens} tokens to train on", console)
 
 
-def check_labelled(data: "DataSettings", task: "ClassificationSettings", console: Console) -> None:
+def check_labelled(data: DataSettings, task: ClassificationSettings, console: Console) -> None:
     """Show the data of a classifier: labelled texts, which are not packed."""
-    from adloco.data.labelled_texts import read_texts
-    from adloco.data.rows import Position, open_rows, stages
-    from adloco.data.tokenizers import make_tokenizer
-
     label, column = task.label_column, data.text_column
     stage = stages(data)[-1]
     rows = open_rows(data, stage, {column: str, label: int}, Position())
@@ -117,9 +108,8 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
         console,
     )
     known = {text.tobytes() for text in np.split(train.ids, train.starts[1:-1])}
-    repeated = sum(
-        text.tobytes() in known for text in np.split(validation.ids, validation.starts[1:-1])
-    )
+    held_out = np.split(validation.ids, validation.starts[1:-1])
+    repeated = sum(text.tobytes() in known for text in held_out)
     _say(
         f"{repeated:,} of the {len(validation):,} texts that are held out are among those to train "
         "on, too",
@@ -137,7 +127,7 @@ def check_labelled(data: "DataSettings", task: "ClassificationSettings", console
     )
 
 
-def _counts_table(tokenizer: "Tokenizer") -> Table:
+def _counts_table(tokenizer: Tokenizer) -> Table:
     unknown = [] if tokenizer.unknown is None else ["unknown"]
     columns = ("tokens", "in all", "texts", "shortest", "median", "longest", *unknown)
     return table_of(*columns, names=1)

@@ -53,11 +53,8 @@ class Doctor(MachinesCommand):
         machines = Machines.read(self.machines, self.meet)
         if (self.ranks != 1 or machines) and num_ranks() == 1:
             return on_ranks(self.ranks, recipe, self.words, machines=machines)
-        settings = (
-            recipe.run
-            if recipe
-            else RunSettings(silent_seconds=TIMEOUT_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
-        )
+        brief = RunSettings(silent_seconds=TIMEOUT_SECONDS, timeout_seconds=TIMEOUT_SECONDS)
+        settings = recipe.run if recipe else brief
         elastic_room.check_settings(settings)
         mine = look(Path(settings.folder or "runs"), settings.device)
         own = interface(mine, int(os.environ.get("GROUP_WORLD_SIZE", "1")))

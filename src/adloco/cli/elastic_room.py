@@ -61,9 +61,7 @@ def watch(
     settings: RunSettings,
     recover: Callable[[], None] | None = None,
 ) -> Watch | None:
-    """A watch for `process_group`, with `end` and `recover` as in `RankWatch`; None if this
-    process is alone or elastic/ was removed.
-    """
+    """A `RankWatch` for `process_group`; None if this process is alone or elastic/ was removed."""
     if num_ranks() == 1 or not is_there():
         return None
     from adloco.elastic.watch import RankWatch

@@ -48,8 +48,6 @@ class LiveView:
     """The terminal's view of a run while it trains.
 
     It is drawn several times a second, so it keeps what it shows of past rounds, not their records.
-
-    signs: Warnings that were given before it was resumed.
     """
 
     def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:
@@ -128,15 +126,12 @@ class LiveView:
         gone = (
             f"{now.budget}   {clock(now.seconds)} gone, {clock(left)} left   {speed:,.0f} tokens/s"
         )
+        done = last["round"] if last else 0
+        where = f"round {done} done"
+        if now.round_steps:
+            where = f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
         if last:
             gone += use_text(last)
-        done = last["round"] if last else 0
-        where = (
-            f"round {done + 1}, inner step {now.inner_step} of {now.round_steps}"
-            if now.round_steps
-            else f"round {done} done"
-        )
-        if last:
             where += f"   learning rate {number_text(last, 'learning_rate')}"
         rows = rows_text(now.rows)
         bar = Table.grid(expand=True)  # A bar by itself does not end its line.
@@ -159,14 +154,8 @@ class LiveView:
         table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
         # Lines of their own: rich cuts off the last columns to fit words that it wraps by itself.
         for column in (
-            "trainer",
-            "val\nloss",
-            "train\nloss",
-            "requested\nbatch",
-            "used\nbatch",
-            "micro x\nsteps",
-            "noise\nscale",
-            "workers",
+            *("trainer", "val\nloss", "train\nloss", "requested\nbatch", "used\nbatch"),
+            *("micro x\nsteps", "noise\nscale", "workers"),
         ):
             whole = column.endswith("batch")  # A clipped batch says so.
             table.add_column(column, justify="right", vertical="bottom", no_wrap=whole)

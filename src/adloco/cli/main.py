@@ -170,11 +170,8 @@ def _skip_last_collection() -> None:
 
 
 def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
-    """A suggestion for an unknown word: settings without their section or by another name, or the
-    nearest option.
-    """
-    # The dashes, which all have, would make any two options similar; word processors make longer
-    # ones of two.
+    """A suggestion for an unknown word: settings by key or another name, or the nearest option."""
+    # All have dashes, which would make any two similar; word processors make longer ones of two.
     option, is_setting, _ = word.partition("=")
     option = option.lstrip("-\u2013\u2014")
     if word.startswith(option):

@@ -68,7 +68,7 @@ def _budget(run: TrainingRun) -> str:
         changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
             changes.append("fewer because rounds become longer")
-        elif not _steady(run):
+        elif recipe.run.tokens and not isinstance(recipe.batch, ConstantBatch):
             changes.append("fewer if the batch grows, more if it falls")
         many = counted(rounds, "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
@@ -80,21 +80,13 @@ def _merges(run: TrainingRun) -> bool:
     return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
 
 
-def _steady(run: TrainingRun) -> bool:
-    """True if the budget makes as many rounds whatever the batch rule decides."""
-    return isinstance(run.recipe.batch, ConstantBatch) or not run.recipe.run.tokens
-
-
 def _rounds(run: TrainingRun) -> int | None:
     """Rounds of the whole budget if the batch stays as it is; None if a limit on syncs decides."""
     algorithm, limits = run.algorithm, run.recipe.run.limits
     tokens_per_step = algorithm.samples_per_inner_step * run.recipe.data.context_tokens
-    steps = {
-        "tokens": math.ceil(limits["tokens"] / tokens_per_step),
-        "inner_steps": limits["inner_steps"],
-        "rounds": limits["rounds"] * algorithm.sync_every,
-    }
-    known = [number for number in steps.values() if number]
+    of_tokens = math.ceil(limits["tokens"] / tokens_per_step)
+    steps = (of_tokens, limits["inner_steps"], limits["rounds"] * algorithm.sync_every)
+    known = [*filter(None, steps)]
     return math.ceil(min(known) / algorithm.sync_every) if known else None
 
 

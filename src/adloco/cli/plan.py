@@ -111,15 +111,11 @@ def _plan(arguments: Plan, file: Path) -> int:
         if arguments.measured:
             rows = read_rows(arguments.measured, measured=True)
             measured = fit_links(rows, names, cluster, workload.parameters)
-        target = (
-            loss_target(
-                found, fit, arguments.target_loss, trained_batch(found[0], workload, cluster)
-            )
-            if fit
-            else tokens_target(
-                found, parameters=workload.parameters, noise_scale=workload.noise_scale
-            )
-        )
+        if fit:
+            batch = trained_batch(found[0], workload, cluster)
+            target = loss_target(found, fit, arguments.target_loss, batch)
+        else:
+            target = tokens_target(found, parameters=workload.parameters, noise_scale=noise_scale)
         target = replace(
             target,
             assumptions=(

@@ -1,6 +1,4 @@
-"""`adloco probe`: finds the largest micro-batch that fits, or measures the speed of an island, and
-prints what was measured.
-"""
+"""`adloco probe`: finds the largest micro-batch that fits, or measures the speed of an island."""
 
 import shlex
 from collections.abc import Callable

@@ -43,9 +43,7 @@ def use_text(record: Record) -> str:
 
 
 def evaluation_text(record: Record, measures: Sequence[Metric]) -> str:
-    """The validation of each trainer, or of each island's text, in one line; empty if there was
-    one.
-    """
+    """The validation of each trainer, or of each island's text, in one line; empty for only one."""
     found = [
         f"{per} {row[per]} {measured_text(row, measures)}"
         for per in ("trainer", "island")
@@ -96,12 +94,12 @@ def interruptions_text(starts: Sequence[Start], seconds: float) -> str:
     """
     cost = failure_cost(starts, seconds)
     number = cost["interruptions"]
+    if not number:
+        return ""
     times = "once" if number == 1 else f"{number} times"
     return (
         f"interrupted {times}: {cost['tokens_repeated']:,} tokens repeated, "
         f"{cost['seconds_lost']:,.1f} s lost, goodput {cost['goodput']:.1%}"
-        if number
-        else ""
     )
 
 

@@ -1,6 +1,4 @@
-"""Shared steps of commands over many runs: they train the missing runs with a line of progress
-each, and show the comparison.
-"""
+"""Shared steps of commands over many runs: they train what is missing, and show the comparison."""
 
 import math
 import sys
@@ -43,10 +41,7 @@ def run_study(
 ) -> int:
     """Train the runs that are missing, write and show their comparison; return the exit code.
 
-    Args:
-        runs: The runs, arm by arm.
-        varied: Settings in which the arms differ on purpose.
-        draw: Draws further pictures for the page.
+    draw: Draws further pictures for the page. `compare` says what runs and varied are.
     """
     console = open_console()
     links = [Link.parse(text) for text in arguments.link]

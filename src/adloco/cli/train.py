@@ -138,8 +138,7 @@ def _run_on_ranks(arguments: Train, machines: "Machines | None", alerts: "Alerts
         if arguments.restart:
             begin = again = words
         elif resumed:
-            # The folder's recipe has the old values of the changed settings, so a restart names
-            # them again.
+            # The folder's recipe has the old values of changed settings: a restart names them.
             settings = [f"--{name}={value}" for name, value in arguments.settings]
             given = [*settings, *["--trust-recipe"] * trust, *told]
             begin = again = ["train", "--resume", str(folder), *given]
@@ -181,9 +180,7 @@ class _FailureCount:
         self._in_a_row = 0
 
     def one_more(self) -> bool:
-        """Count a failure, and return True unless `RESTARTS` came before it without a round in
-        between.
-        """
+        """Count a failure; return False if `RESTARTS` came before it without a round in between."""
         rounds = self._trained()
         self._in_a_row = 1 if rounds > self._rounds else self._in_a_row + 1
         self._rounds = rounds

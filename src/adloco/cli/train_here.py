@@ -196,9 +196,7 @@ class _Process:
         return TrainingRun.create(recipe, copies=self.copies)
 
     def resume(self, folder: Path, given: Settings, kind: Kind) -> TrainingRun:
-        """The run in a folder, resumed; RankFailureError if the ranks that remain after a failure
-        lack parts of all checkpoints.
-        """
+        """The run in a folder, resumed; RankFailureError if ranks lack parts of all checkpoints."""
         trust = self.arguments.trust_recipe
         try:
             return TrainingRun.resume(folder, given, kind, copies=self.copies, trust_recipe=trust)
@@ -213,9 +211,7 @@ class _Process:
             ) from None
 
     def _restarted(self) -> Path | None:
-        """The folder of the run that `--restart` resumes, the same on all ranks; None if no rank
-        has one, and it has to begin.
-        """
+        """The folder of the run that `--restart` resumes, alike on all ranks; None to begin one."""
         if not self.arguments.restart:
             return None
         recipe = self.arguments.read_recipe()

@@ -23,11 +23,8 @@ def train_log(run: TrainingRun) -> Iterator[logging.Logger]:
     An error that leaves the context is logged too.
     """
     logger = logging.getLogger("adloco")
-    handler = (
-        _LogFile(run.folder / LOG, encoding="utf-8")
-        if run.placement.is_rank_zero
-        else logging.NullHandler()
-    )
+    here = run.placement.is_rank_zero
+    handler = _LogFile(run.folder / LOG, encoding="utf-8") if here else logging.NullHandler()
     handler.setFormatter(_OneLine(LINE, DATE))
     level, propagates = logger.level, logger.propagate
     # The handlers of a program around this one could write over the live view.

@@ -1,6 +1,4 @@
-"""The loop of `adloco train`: shows each round and logs it in train.log; Ctrl+C ends it after the
-inner step in progress.
-"""
+"""The loop of `adloco train`: shows and logs rounds; Ctrl+C ends it after the inner step."""
 
 import logging
 import signal

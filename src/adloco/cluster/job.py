@@ -81,8 +81,7 @@ def plan_job(
 
     Args:
         settings: (section.key, value) of settings that replace the recipe's.
-        islands: Groups of GPUs that share a worker.
-        gpus_per_island: GPUs of each of them.
+        islands, gpus_per_island: Groups of GPUs that share a worker, and the size of each.
         gpus_per_node: GPUs of a node; None: an island is a node.
         started: The time, for the name of the run's folder if `run.folder` is not set.
 
@@ -161,8 +160,7 @@ def _check_islands(recipe: Recipe, islands: int, gpus_per_island: int) -> None:
 
 
 def _spread(recipe: Recipe) -> str:
-    """Option by which the GPUs of an island share a worker: shards, unless whole gradients are
-    needed."""
+    """Option by which GPUs of an island share a worker: shards, unless gradients must be whole."""
     path = recipe.batch.measurement
     return "replica_size" if path and load_object(path).whole_gradients else "shard_size"
 

@@ -74,7 +74,8 @@ def look(folder: Path, device_name: str) -> RankFacts:
         device_name: As `run.device`.
     """
     device = choose_device(device_name)
-    there = _existing(folder)
+    whole = folder.absolute()
+    there = next(each for each in (whole, *whole.parents) if each.is_dir())
     return RankFacts(
         host=socket.gethostname(),
         machine=int(os.environ.get("GROUP_RANK", "0")),
@@ -148,12 +149,6 @@ def who_sees(folder: Path) -> list[bool]:
     finally:
         if this_rank() == 0:
             file.unlink(missing_ok=True)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    whole = folder.absolute()
-    return next(each for each in (whole, *whole.parents) if each.is_dir())
 
 
 def _why_not_writable(folder: Path) -> str:

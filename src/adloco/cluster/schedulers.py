@@ -31,8 +31,7 @@ class Scheduler:
     submit: tuple[str, ...]
     """The client's command that takes the file's name."""
     takes: Mapping[str, bool]
-    """Surroundings that it takes, by the name of their option of `adloco launch`; True if it cannot
-    do without."""
+    """Surroundings that it takes, by their option of `adloco launch`; True if they are needed."""
 
     def check(self, name: str, job: Job, surroundings: Mapping[str, str]) -> None:
         """Raise ValueError if something is missing, or given and not used.

@@ -13,9 +13,7 @@ from adloco.setting import Facts, facts_of
 
 @functools.cache
 def setting_facts() -> Mapping[str, Facts]:
-    """The facts of every setting that a recipe can have, by section.key, in the order of the
-    sections.
-    """
+    """The facts of every setting that a recipe can have, by section.key, section by section."""
     found: dict[str, Facts] = {}
     for section, content in SECTIONS.items():
         if choice := content.choice:
@@ -73,9 +71,7 @@ def aliases() -> dict[str, str]:
 
 
 def settings_meant(word: str) -> list[str]:
-    """The settings whose key is this word (such as lr, --sync-every, H or method.h), or for which
-    it is another name; none if none is.
-    """
+    """The settings whose key, or other name, is this word: lr, --sync-every, H or method.h."""
     key = _key(word)
     named = [name for name in setting_facts() if name.partition(".")[2] == key]
     return [*named, *([aliases()[key]] if key in aliases() else [])]

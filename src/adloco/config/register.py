@@ -59,8 +59,7 @@ class Register:
         return sorted(_members(self.protocol) - set(dir(kind)) - get_type_hints(kind).keys())
 
     def _checked(self, path: str, found: Any) -> type:
-        # vars, not getattr: a subclass without the decorator inherits the attribute, but its own
-        # fields would be ignored.
+        # vars, not getattr: the fields of a subclass without the decorator would be ignored.
         parameters = vars(found).get("__dataclass_params__") if isinstance(found, type) else None
         require(
             parameters is not None and parameters.frozen,

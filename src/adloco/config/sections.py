@@ -227,17 +227,13 @@ class Recipe:
 
     @property
     def data_parallel(self) -> bool:
-        """True if the recipe is one worker that is meant to have several replicas or shards, which
-        sync in every inner step.
-        """
+        """True for one worker with replicas or shards, which sync in every inner step."""
         shape = self.placement
         return self.method.num_workers == 1 and (shape.replica_size != 1 or shape.shard_size != 1)
 
     @property
     def mean_sync_every(self) -> float:
-        """Inner steps of a round, the mean over a run that ends with its schedule; ValueError if
-        rounds would grow without an end.
-        """
+        """Mean inner steps of a round until the schedule ends; ValueError if rounds have no end."""
         growth = self.method.sync_growth
         self.learning_rate.check_growth(growth)
         return self.method.sync_every / self.learning_rate.mean_decay(growth)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adloco.data.text_pieces import equal_pieces
+from adloco.data.text_pieces import PIECE
 from adloco.data.transformers_tokenizer import END_OF_TEXT, byte_level, without_special_tokens
 
 BYTES = "bytes.json"
@@ -32,7 +32,7 @@ class ByteTokenizer:
         return [list(text.encode("utf-8")) for text in texts]
 
     def pieces(self, text: str) -> Iterator[str]:
-        return equal_pieces(text)
+        return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
     def encode_whole(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         return [[self.end_of_text, *ids][:max_tokens] for ids in self.encode(texts)]
@@ -47,8 +47,7 @@ class ByteTokenizer:
         import tokenizers
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        # A vocabulary of the bytes and no merges. The token that ends a document has the id of the
-        # zero byte.
+        # A vocabulary of bytes without merges. The token that ends a document has the id of byte 0.
         names = bytes_to_unicode()
         vocabulary = {END_OF_TEXT: 0, **{names[byte]: byte for byte in range(1, 256)}}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))

@@ -19,9 +19,7 @@ class BadRow:
     reason: str
     """The defect in two or three words. Skipped rows are counted by reason."""
     problem: str
-    """The defect as the end of an error message that begins with the file and the row; it
-    begins with a space or a colon.
-    """
+    """End of an error message that begins with file and row; it begins with a space or a colon."""
     advice: str
     """Remedy, as a clause of an error message."""
     rest: bool = False
@@ -52,11 +50,7 @@ class SourceUnreachableError(ValueError):
 
 def no_column(column: str, present: list[str], text_column: str) -> BadRow:
     """The defect of a row or data file that has other columns, and not this one."""
-    advice = (
-        f"set data.text_column to one of {present}"
-        if column == text_column
-        else f"name one of {present}"
-    )
+    advice = f"{'set data.text_column to' if column == text_column else 'name'} one of {present}"
     return BadRow(reason="no such column", problem=f" has no column {column!r}", advice=advice)
 
 

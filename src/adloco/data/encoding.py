@@ -60,9 +60,8 @@ def encode_chunks(
     while True:
         try:
             while len(in_flight) < ahead and failure is None and (following := next(chunks, None)):
-                in_flight.append(
-                    (following, pool.submit(_encode_in_pool, folder, following.texts, dtype))
-                )
+                arrays_of = pool.submit(_encode_in_pool, folder, following.texts, dtype)
+                in_flight.append((following, arrays_of))
         except ValueError as error:
             # The chunks before the bad row are committed first.
             failure = error

@@ -81,9 +81,7 @@ def reads(data: DataSettings, folder: Path) -> bool:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files in a folder and its subfolders, through links too. A link to nothing is one of
-    them, so that it is a bad row.
-    """
+    """The files below a folder, through links too; a link to nothing is one, and so a bad row."""
     seen, waiting = set[Path](), [folder]
     for top in waiting:  # A folder has its own path, and that of a link only without one.
         for inside, folders, names in os.walk(top, onerror=_unreadable):
@@ -117,17 +115,10 @@ def _data_file(file: Path, text_column: str) -> DataFile:
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 NOT_LIBRARY = {
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
+    *("test", "tests", "idlelib", "lib2to3"),
+    *("site-packages", "dist-packages", "__pycache__"),
 }
-"""Folders left out of the default corpus: tests differ between distributions, packages between
-machines.
-"""
+"""Folders that are left out: tests differ between distributions, packages between machines."""
 
 
 def standard_library(text_column: str) -> DataFile:

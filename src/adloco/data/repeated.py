@@ -24,8 +24,7 @@ def repeated_share(
 
     Args:
         text, other: Token ids: [tokens].
-        on_block: Called with the number of positions of `other` that were compared since the last
-            call.
+        on_block: Called with the number of positions of `other` compared since the last call.
 
     Returns:
         From 0 to 1; None if the text is shorter than LENGTH.

@@ -1,8 +1,7 @@
-"""Sources of samples, which are read by stream and position: tensors in memory, an array of tokens,
-or a text that is still being fetched.
-"""
+"""Sources of samples by stream and position: tensors, an array of tokens, a text being fetched."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -52,8 +51,7 @@ class TensorSource:
             seed: Seed of the order in each stream.
 
         Raises:
-            ValueError: There is no tensor, the lengths differ, or there are fewer samples than
-                streams.
+            ValueError: There is no tensor, lengths differ, or samples are fewer than streams.
         """
         require(len(tensors) > 0, "TensorSource needs at least one tensor")
         require(
@@ -88,8 +86,6 @@ class TokenSource:
         Args:
             tokens: Token ids, [tokens], of any integer type; may be a memory map.
             context_tokens: Tokens that a model sees of each sample.
-            num_streams: Number of disjoint streams.
-            seed: Seed of the order in each stream.
 
         Raises:
             ValueError: There are fewer windows than streams.
@@ -109,33 +105,23 @@ class TokenSource:
         return _windows(self.tokens, indices, self.context_tokens)
 
 
+@dataclass(eq=False)
 class StreamSource:
-    """A source whose samples are windows of context_tokens + 1 tokens of a text that is still being
-    fetched.
+    """A source whose samples are windows of context_tokens + 1 tokens of a text as it is fetched.
 
     Stream s of S owns the windows s, s + S, ..., in the order of the text; once the text has ended,
     the stream begins again. Windows are not shuffled, because nobody knows where the text ends.
     """
 
-    def __init__(
-        self,
-        tokens_at_least: Callable[[int], NDArray[Any]],
-        *,
-        context_tokens: int,
-        num_streams: int,
-    ) -> None:
-        """
-        tokens_at_least: Takes a number and returns all tokens fetched so far: at least that many,
-            unless the text has fewer.
-        """
-        self.context_tokens = context_tokens
-        self.num_streams = num_streams
-        self._tokens_at_least = tokens_at_least
+    tokens_at_least: Callable[[int], NDArray[Any]]
+    """Takes a number and returns all tokens so far, at least that many if the text has them."""
+    context_tokens: int
+    num_streams: int
 
     def read(self, stream: int, position: int, count: int) -> Tensor:
         """Read `count` windows: token ids, int64 [count, context_tokens + 1]."""
         wanted = stream + np.arange(position, position + count, dtype=np.int64) * self.num_streams
-        tokens = self._tokens_at_least(int(wanted[-1] + 1) * self.context_tokens + 1)
+        tokens = self.tokens_at_least(int(wanted[-1] + 1) * self.context_tokens + 1)
         windows = (len(tokens) - 1) // self.context_tokens
         # A wanted window is missing only if the text has ended; `windows` is then final.
         own = len(range(stream, windows, self.num_streams))

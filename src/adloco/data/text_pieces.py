@@ -10,11 +10,6 @@ PIECE = 1 << 20
 END_OF_WORD = re.compile(r"(?<=\S)(?=[ \t\r\n])")
 
 
-def equal_pieces(text: str) -> Iterator[str]:
-    """Pieces for a tokenizer whose tokens are characters or parts of one."""
-    return (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-
-
 def pieces_of_words(text: str) -> Iterator[str]:
     """Pieces that end with a word or punctuation, before a space, a tab or the end of a line.
 

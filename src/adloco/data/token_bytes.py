@@ -37,9 +37,7 @@ class TokenBytes:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """The bytes of a tokenizer's ids; all nan if it does not keep the whole of a text, as one
-        that leaves out spaces.
-        """
+        """The bytes of a tokenizer's ids; all nan if it drops parts of a text, such as spaces."""
         of_id = tokenizer.id_bytes()
         of_id[tokenizer.end_of_text] = 0
         if tokenizer.unknown is not None:
@@ -85,13 +83,10 @@ class TokenBytes:
 def predicted_bytes(
     tokenizer: Tokenizer, source: TokenSource, indices: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The bytes of text that the predicted tokens of each of these windows stand for; see
-    `TokenBytes.predicted`.
+    """The bytes of text in each of these windows; see `TokenBytes.predicted`.
 
     tokenizer: Has made the tokens of `source`.
     """
-    token_bytes = TokenBytes.of(tokenizer)
+    known = TokenBytes.of(tokenizer)
     chunks = np.array_split(indices, math.ceil(len(indices) / WINDOWS_AT_ONCE))
-    return np.concatenate(
-        [token_bytes.predicted(source.windows(chunk).numpy()) for chunk in chunks]
-    )
+    return np.concatenate([known.predicted(source.windows(chunk).numpy()) for chunk in chunks])

@@ -1,5 +1,4 @@
-"""Token caches: folders that keep the tokens of a source, and the windows that a run reads from
-them.
+"""Token caches: folders that keep the tokens of a source, from which a run reads windows.
 
 Tokens are added to a cache when they are first needed. Its folder is named by two digests. The
 first is of the settings that select the rows and of the source (`source_digest`), so that a
@@ -10,7 +9,7 @@ of the tokenizer.
 import hashlib
 import json
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
@@ -23,9 +22,8 @@ from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.encoding import begin_process
 from adloco.data.feeds import chunks_after, texts_of
-from adloco.data.files import cache_folder, reads
-from adloco.data.rows import Position, left_out, stages
-from adloco.data.source_digest import source_digest
+from adloco.data.files import LIBRARY, cache_folder, expanded, files_at, library_files, reads
+from adloco.data.rows import Position, left_out, open_rows, stages
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_bytes import TokenBytes
 from adloco.data.token_store import FORMAT, State, TokenStore, intact
@@ -64,8 +62,7 @@ class TokenCache:
     def matches_fingerprint(self, corpus: str) -> bool:
         """True if the text is the one with this fingerprint; of a stream, if it begins with it.
 
-        corpus: An earlier value of `corpus`. To compare, as much of the source is read as that
-            value stands for.
+        corpus: An earlier value of `corpus`. As much of the source is read as it stands for.
         """
         chunks, _, digest = corpus.partition(":")
         if not self.data.streaming or not chunks.isdecimal() or int(chunks) == 0:
@@ -104,15 +101,11 @@ class TokenCache:
         return self.train
 
     def rows_read(self) -> int | None:
-        """Rows of a stream that are in the cache, those left out included; None if the source was
-        read before training.
-        """
+        """Rows of a stream so far, also those left out; None if all are read before training."""
         return self.store.state.rows if self.data.streaming else None
 
     def skipped(self) -> str:
-        """A sentence about the rows left out so far, and characters that the tokenizer lost; empty
-        if there are none.
-        """
+        """A sentence about rows left out and characters that the tokenizer lost; empty if none."""
         rows, lost = left_out(self.store.state.skipped, self.store.state.rows), self.lost()
         said = (
             f"the tokenizer drops or changes characters: its tokens differ by {lost:,} bytes from "
@@ -193,8 +186,7 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
     """Fill a cache before training (`adloco prepare`), continuing from its content; yields its
     state first and after each chunk. What it holds then does not depend on the number of processes.
 
-    processes: Processes that tokenise, while this one reads and writes; with 1, this process does
-        it.
+    processes: Processes that tokenise, while this one reads and writes; 1: this one does it.
 
     Raises:
         ValueError: The source cannot be read.
@@ -212,22 +204,49 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
             pool.shutdown(cancel_futures=True)
 
 
+def source_digest(data: DataSettings) -> str:
+    """A digest that changes when a source may have changed: of the paths, sizes and times of its
+    files; of the rows of a function, which are all read; empty for a dataset on the hub.
+    """
+    if data.dataset:
+        root = expanded(data.dataset)
+        local = root.is_dir()
+        return _files_digest(root, filter(Path.is_file, root.rglob("*"))) if local else ""
+    if data.factory:
+        digest = hashlib.sha256()
+        (stage,) = stages(data)
+        for number, row in open_rows(data, stage, {data.text_column: str}, Position()):
+            text = "" if row is None else row[data.text_column]
+            digest.update(f"{number} {len(text)} {text}".encode())
+        return digest.hexdigest()
+    if data.path:
+        path = expanded(data.path)
+        return _files_digest(path, files_at(path))
+    return _files_digest(LIBRARY, library_files())
+
+
 def _source_key(data: DataSettings) -> str:
     asked = [
-        data.dataset,
-        data.config,
-        data.split,
-        data.validation_split,
-        data.samples,
-        data.validation_samples,
-        data.text_column,
-        data.bad_rows,
+        *(data.dataset, data.config, data.split, data.validation_split),
+        *(data.samples, data.validation_samples, data.text_column, data.bad_rows),
     ]
     fraction = data.validation_fraction
     held_out = None if data.validation_split or data.validation_samples else fraction
     return hashlib.sha256(
         json.dumps([KEY_FORMAT, *asked, held_out, source_digest(data)]).encode()
     ).hexdigest()[:24]
+
+
+def _files_digest(root: Path, files: Iterable[Path]) -> str:
+    """Digest of the names, sizes and times of files, and of the path that they are at or below:
+    two texts can be equal in all the others, where times were set to one value.
+    """
+    stats = [
+        (file.relative_to(root).as_posix(), file.stat() if file.exists() else None)
+        for file in sorted(files)
+    ]
+    facts = [(name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats]
+    return hashlib.sha256(repr([str(root.resolve()), *facts]).encode()).hexdigest()
 
 
 def _sample(data: DataSettings) -> Iterator[str]:

@@ -101,8 +101,7 @@ class TokenStore:
         """Open the folder. If it is new or incomplete, begin it with this tokenizer.
 
         Raises:
-            ValueError: A file of the tokenizer, or one of the chunks of tokens that are read to
-                find out, was changed.
+            ValueError: A file of the tokenizer, or a chunk of `sample_chunks`, was changed.
         """
         self.folder = folder
         self._feed = feed
@@ -208,12 +207,10 @@ class TokenStore:
         self._pending_from = self.state.chunks
 
     def _append(self, state: State, chunk: Chunk, arrays: Arrays) -> State:
+        each = np.dtype(state.dtype).itemsize
         for split in SPLITS:
-            _write_at(
-                self.folder / f"{split}.bin",
-                getattr(state, split) * np.dtype(state.dtype).itemsize,
-                arrays[split].tobytes(),
-            )
+            start = getattr(state, split) * each
+            _write_at(self.folder / f"{split}.bin", start, arrays[split].tobytes())
         digest, num_bytes = hashlib.sha256(bytes.fromhex(state.digest)), 0
         for split in SPLITS:
             for text in chunk.texts[split]:

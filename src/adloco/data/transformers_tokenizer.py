@@ -61,9 +61,8 @@ class TransformersTokenizer:
             f"data.tokenizer {name!r} has an id of {self.vocab_size - 1:,}; ids must be below "
             f"{MOST_IDS:,}: use another",
         )
-        ending = (
-            tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-        )
+        sentence_end = tokenizer.eos_token_id
+        ending = tokenizer.sep_token_id if sentence_end is None else sentence_end
         require(
             ending is not None,
             f"data.tokenizer {name!r} has neither an end-of-sequence nor a separator token; "
@@ -78,8 +77,7 @@ class TransformersTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         if self._tokenizer.is_fast:
-            # transformers would keep track of where in the text each token is, which takes a third
-            # of the time.
+            # transformers would note where in the text each token is, for a third of the time.
             backend = self._tokenizer.backend_tokenizer
             backend.no_truncation()
             backend.no_padding()

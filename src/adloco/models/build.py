@@ -72,8 +72,7 @@ class ModelBuilder:
         return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.options.dtype]
 
     def _empty(self) -> Any:
-        # Older versions of transformers give this type to the head alone; the body takes the
-        # configuration's.
+        # Older versions of transformers give it to the head alone, the configuration's to the body.
         self.config.dtype = self._dtype
         try:
             with torch.device("meta"):
@@ -93,8 +92,7 @@ class ModelBuilder:
     def _must_be_there(self, name: str, base: str) -> bool:
         """True if trained weights without this tensor are refused.
 
-        A classification head and a pooler may be missing, and are then drawn; all else must be
-        stored.
+        A classification head and a pooler may be missing, and are drawn; all else must be stored.
 
         base: Name of the body (the model without its head) in the model.
         """

@@ -14,8 +14,7 @@ from adloco.distributed.parallel.layers import plain_parts
 
 FIXED = "fixed.json"
 SHOWN = 16
-"""About as many values are compared, from all over a tensor: tables of positions, and masks, begin
-alike."""
+"""About as many values are compared, from all over a tensor: tables and masks begin alike."""
 TOLERANCE = 1e-3
 """Difference of values that another machine computes, as a share of the largest; 1e-6 for tensors
 near zero. Far into a table there are sines of large numbers, whose rounding is that of the largest.

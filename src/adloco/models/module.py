@@ -66,8 +66,7 @@ class ModuleWithLogits(nn.Module):
 class ModuleBuilder:
     """Builds the user's module; a call returns it with memory and values, on the CPU.
 
-    How the module draws its weights is unknown, so each rank builds the whole module before it is
-    sharded.
+    Nobody knows how it draws its weights, so each rank builds the whole module and then shards it.
     """
 
     config: ModuleConfig

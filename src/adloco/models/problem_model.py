@@ -1,6 +1,4 @@
-"""The model of a problem from Python, which only the script can build
-(`adloco.train(problem=...)`).
-"""
+"""The model of a problem from Python, which only the script of `adloco.train` can build."""
 
 import json
 from dataclasses import dataclass, field

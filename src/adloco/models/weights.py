@@ -72,9 +72,7 @@ class StoredWeights:
         return {wanted[name] for name in wanted.keys() & known}
 
     def digest(self) -> str:
-        """Hexadecimal SHA-256 digest of each tensor's name, type, size and first elements, to
-        recognise other weights.
-        """
+        """SHA-256 in hex of the tensors' names, types, sizes and first elements, to tell others."""
         about = hashlib.sha256(self.only_whole.encode())
         for name, (file, key) in sorted(self.places.items()):
             with safe_open(file, framework="pt") as stored:
@@ -88,13 +86,11 @@ class StoredWeights:
 def find_weights(
     name: str, model: Any, must_be_there: Callable[[str, str], bool], dtype: torch.dtype
 ) -> StoredWeights:
-    """Find the trained weights of a model of transformers on disk, by hub name or folder; download
-    them if necessary.
+    """Find trained weights of transformers on disk, by hub name or folder; download them if needed.
 
     Args:
         model: The model, without memory.
-        must_be_there: (name of a tensor, name of the model's body) -> True if weights without that
-            tensor are refused.
+        must_be_there: (name of a tensor, name of the model's body) -> True if it must be stored.
 
     Raises:
         ValueError: They have an adapter.
@@ -103,8 +99,7 @@ def find_weights(
         with hub_asked(name):
             adapted, files = _find(name, ADAPTER), _files(name, model.config)
     except Exception as error:
-        # Hub clients raise errors of many kinds. from_pretrained then fails in the same way, and
-        # its caller reports that.
+        # Hub clients raise many errors; from_pretrained fails in the same way, which is reported.
         return StoredWeights(only_whole=type(error).__name__)
     # Without PEFT, transformers would load the model that is under it; with PEFT, freeze all.
     require(
@@ -141,9 +136,7 @@ def frozen_weights(file: Path, model: nn.Module) -> StoredWeights:
 
 
 def _files(name: str, config: Any) -> list[str]:
-    """Paths of a model's safetensors files, downloaded if necessary; empty if transformers would
-    read other files, or more.
-    """
+    """Paths of a model's safetensors files, downloaded if needed; empty if others are read, too."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import get_checkpoint_shard_files
 

@@ -1,20 +1,13 @@
-"""Interactive charts for a page: plotly.js, packed into the page so that it opens offline, and the
-numbers that it draws (templates/charts.html).
-"""
+"""Interactive charts for a page: the numbers that plotly.js draws (templates/charts.html)."""
 
-import base64
-import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Literal
 
 from adloco.metrics import Metric
 
 MOST_POINTS = 4000
-"""A curve of more points is thinned to about half as many for each of its measures, so that the
-page of a long run stays small.
-"""
+"""A curve of more points is thinned to about half as many for each measure: pages stay small."""
 Look = Literal["line", "strong", "grey", "thin", "points", "stairs", "marks"]
 
 
@@ -72,9 +65,7 @@ class Chart:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """The curve, with the lowest and the highest value of each stretch if it has too many points.
-    Both ends stay.
-    """
+    """The curve; of too many points, both ends and the lowest and highest value of each stretch."""
     count = max(map(len, curve.axes.values()), default=0)
     if count <= MOST_POINTS:
         return curve
@@ -105,16 +96,3 @@ class Panel:
     """Empty: no heading."""
     caption: str
     charts: Sequence[Chart]
-
-
-def charts_content(panels: Sequence[Panel]) -> dict[str, Any]:
-    """Input of templates/panels.html and templates/charts.html."""
-    return {"panels": panels, "plotly": _packed_plotly()}
-
-
-@cache
-def _packed_plotly() -> str:
-    """plotly.js, gzipped, in base64: 2.0 MB instead of 4.8 (plotly 7.1)."""
-    from plotly.offline import get_plotlyjs  # Late: it takes a while, and most pages need none.
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

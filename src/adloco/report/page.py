@@ -1,6 +1,4 @@
-"""Writes report.html: one self-contained page with the charts, the merges, the rounds and the
-settings of a run.
-"""
+"""Writes report.html, one self-contained page: charts, merges, rounds and settings of a run."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,13 +24,12 @@ from adloco.metrics import (
     validation,
 )
 from adloco.options import signs_of_options
-from adloco.report.curves import Panel, charts_content
+from adloco.report.curves import Panel
 from adloco.report.html import write_page
 from adloco.report.interruptions import interruption_cards, interruption_table
 from adloco.report.loss_panel import loss_panel
 from adloco.report.panels import run_panels
 from adloco.report.readable import TIMES, readable, span
-from adloco.report.step_losses import step_losses
 from adloco.report.table import Table, table_of
 from adloco.rules.failure_signs import all_signs
 from adloco.rules.outcome import no_success
@@ -69,12 +66,10 @@ def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
     of_options = [table for option in lab_modules("page") for table in option.content(folder)]
     values = list(settings(recipe))
     run_tables = (_merges(records), _changes(records), interruption_table(starts))
-    path = folder / PAGE
-    write_page(
-        path,
-        "report.html",
-        charts_content(panels or _panels(folder, recipe, records))
-        | {
+    return write_page(
+        folder / PAGE,
+        panels or _panels(folder, recipe, records),
+        {
             "name": recipe.run.name,
             "folder": folder.resolve().name,
             "facts": [_layout(recipe), _origin(environment, starts, records)],
@@ -96,7 +91,6 @@ def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
             "environment": list(environment.items()),
         },
     )
-    return path
 
 
 def panels_of(folder: Path) -> list[Panel]:
@@ -112,7 +106,7 @@ def _records(folder: Path) -> list[Record]:
 
 
 def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Panel]:
-    steps = step_losses(records, Records(folder).steps())
+    steps = Records(folder).steps()
     declared = known_measures(recipe.task.measures, records)
     return [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
 
@@ -189,13 +183,9 @@ def _numbers(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Card]
 def _sync_cards(records: Sequence[Record]) -> list[Card]:
     """The cards about syncs, without numbers that are 0; no cards if workers exchanged nothing."""
     metrics = [
-        SYNC["bytes"],
-        SYNC["compression_ratio"],
-        TRAINER["wire_error"],
-        TRAINER["cosine_similarity"],
-        SYNC["exposed_seconds"],
-        SYNC["hidden_seconds"],
-        SYNC["peak_bytes_per_second"],
+        *(SYNC[name] for name in ("bytes", "compression_ratio")),
+        *(TRAINER[name] for name in ("wire_error", "cosine_similarity")),
+        *(SYNC[name] for name in ("exposed_seconds", "hidden_seconds", "peak_bytes_per_second")),
     ]
     shown = [metric for metric in metrics if aggregate(metric, records)]
     return _numbers(shown, records) if aggregate(SYNC["bytes"], records) else []

@@ -1,6 +1,4 @@
-"""The curves of plan.html: what each method takes against bandwidth, and all candidates with their
-Pareto front.
-"""
+"""The curves of plan.html: methods against bandwidth, and candidates with their Pareto front."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,8 +11,7 @@ from adloco.report.curves import Chart, Curve, Look, Panel
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable, unit_for
 
 LONGEST = 1000 * TIMES["y"]
-"""Seconds above which a time is not drawn: on a link where nearly every round fails, times grow
-without bound."""
+"""Seconds above which a time is not drawn: where nearly every round fails, it has no bound."""
 OVER_BANDWIDTH = ("seconds", "bytes_sent", "price")
 AMONG_CANDIDATES = ("bytes_sent", "tokens", "loss")
 """Numbers that are shown over the time, candidate by candidate."""

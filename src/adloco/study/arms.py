@@ -1,6 +1,4 @@
-"""The arms of a study: recipes with changes of their own, or finished runs, each over several
-seeds.
-"""
+"""The arms of a study: recipes with changes of their own, or finished runs, over several seeds."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""The comparison of a study's runs: curves on every axis, final values, what each arm needs to
-reach a target loss, and differences between arms.
-"""
+"""The comparison of a study's runs: curves, final values, the cost of a loss, and differences."""
 
 import itertools
 import math

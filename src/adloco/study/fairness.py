@@ -1,6 +1,4 @@
-"""Conditions that a comparison's runs must share: data, validation windows, tokenizer, model, task
-and budget.
-"""
+"""Conditions of a comparison: equal data, validation windows, tokenizer, model, task and budget."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,9 +40,7 @@ def _values(runs: Sequence[StudyRun]) -> Iterator[tuple[str, Mapping[str, str]]]
 def _unlike(
     runs: Iterable[tuple[str, Mapping[str, str]]],
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Each name whose value is not the same in all runs, which are given with their arms, and its
-    values in each arm.
-    """
+    """Each name whose value differs between runs (arm, values), and its values in each arm."""
     each = [*runs]
     for setting in dict.fromkeys(name for _, named in each for name in named):
         given: dict[str, set[str]] = {}
@@ -61,9 +57,7 @@ def _of_arms(values: Mapping[str, str]) -> str:
 
 
 def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:
-    """Things in which the arms differ although they should not, with the value of each arm; those
-    that are varied on purpose are left out.
-    """
+    """Things in which arms differ and should not, with each arm's value; not those in `varied`."""
     return [
         f"{held_by(setting)} ({setting}: {_of_arms(values)})"
         for setting, values in _values(runs)
@@ -72,9 +66,7 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[s
 
 
 def unpaired(runs: Sequence[StudyRun]) -> str:
-    """A sentence about two arms that share no seed, and so have no difference that is paired by
-    seed; empty if all pairs share one.
-    """
+    """A sentence about two arms without a common seed, which have no difference; empty for none."""
     seeds: dict[str, set[int]] = {}
     for run in runs:
         seeds.setdefault(run.arm, set()).add(run.seed)

@@ -59,9 +59,7 @@ def link_seconds(
 
 
 def _computed(record: Record, before: Record) -> tuple[float, float]:
-    """Seconds of a round without its syncs, and those of its inner steps until the slowest worker
-    was done.
-    """
+    """Seconds of a round without syncs, and of its inner steps until the slowest worker ended."""
     seconds = record["seconds"] - before["seconds"]
     computed = max(seconds - record["sync"]["exposed_seconds"], 0.0)
     speed = record["tokens_per_second"]

@@ -55,8 +55,7 @@ class Difference:
 def paired_difference(
     first: str, second: str, values: Mapping[str, Mapping[int, float]]
 ) -> Difference | None:
-    """The first arm minus the second, paired by seed, with the interval of Student's t; None if the
-    arms share no seed.
+    """The first arm minus the second, paired by seed, with its interval; None if they share none.
 
     values: Arm -> seed -> number.
     """

@@ -7,7 +7,7 @@ and a number of samples.
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,8 +37,7 @@ def fewer_texts(data: DataSettings, method: Method) -> list[str]:
 def open_islands(
     settings: TaskSettings, given: TaskData, here: Sequence[int], workers: int
 ) -> Task:
-    """Open the texts of the islands whose workers are here; the one text if islands have none of
-    their own.
+    """Open the texts of the islands whose workers are here; the one text if islands share it.
 
     Args:
         here: The numbers of these islands, from 0.
@@ -125,9 +124,7 @@ class IslandTexts:
         return json.dumps(self._texts)
 
     def changed(self, corpus: str) -> list[str]:
-        """The islands here whose texts are others than in an earlier value of `corpus`, which may
-        have lost some that were dropped.
-        """
+        """The islands here whose texts differ from those in an earlier `corpus`, if it has them."""
         before = json.loads(corpus)
         return [name for name, text in self._texts.items() if before.get(name, text) != text]
 
@@ -175,23 +172,20 @@ class IslandTexts:
         return total([task.measure(model, device, at_once, part, parts) for task in each])
 
 
+@dataclass(eq=False)
 class IslandSource:
     """Streams that are divided among islands, each with a source of its own."""
 
-    def __init__(self, num_streams: int, islands: int) -> None:
-        """
-        Args:
-            num_streams: Streams of all islands together.
-            islands: Their number; island i has the streams of which `island_of` is i.
-        """
-        self.num_streams = num_streams
-        self.sources: dict[int, Source] = {}
-        """The sources of the islands that are open here."""
-        self._islands = islands
+    num_streams: int
+    """Streams of all islands together."""
+    islands: int
+    """Their number; island i has the streams of which `island_of` is i."""
+    sources: dict[int, Source] = field(default_factory=dict)
+    """The sources of the islands that are open here."""
 
     def first_of(self, island: int) -> int:
         """The first stream of an island, or of those after the last one."""
-        return -(-island * self.num_streams // self._islands)
+        return -(-island * self.num_streams // self.islands)
 
     def streams_of(self, island: int) -> int:
         """The number of an island's streams."""
@@ -199,7 +193,7 @@ class IslandSource:
 
     def read(self, stream: int, position: int, count: int) -> Any:
         """Read samples of a stream, from the text of its island, which must be open here."""
-        island = island_of(stream, self.num_streams, self._islands)
+        island = island_of(stream, self.num_streams, self.islands)
         return self.sources[island].read(stream - self.first_of(island), position, count)
 
 

@@ -1,6 +1,4 @@
-"""Causal language modelling: windows of packed tokens, the loss on next tokens, evaluation and
-generation. No padding anywhere.
-"""
+"""Causal language modelling: windows of packed tokens, loss, evaluation, generation; no padding."""
 
 import functools
 import inspect

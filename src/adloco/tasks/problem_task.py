@@ -1,26 +1,23 @@
-"""The task of a problem from Python: its own data and loss, which only the script has
-(`adloco.train(problem=...)`).
-"""
-
-from __future__ import annotations
+"""The task of a problem from Python: data and loss that only the script of `adloco.train` has."""
 
 import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor, nn
+
+from adloco.algorithms.method import Problem, Source
+from adloco.algorithms.worker import checked_loss
+from adloco.data.byte_tokenizer import ByteTokenizer
+from adloco.data.tokenizers import Tokenizer
+from adloco.distributed.device import to_device
 from adloco.errors import require
 from adloco.metrics import Metric, Unit
 from adloco.models.source import Head
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from adloco.algorithms.method import Problem, Source
-    from adloco.data.tokenizers import Tokenizer
-    from adloco.tasks.task import Task, TaskData
+from adloco.tasks.task import Task, TaskData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +48,6 @@ class ProblemTask:
     """A problem from Python, ready to train and evaluate."""
 
     def __init__(self, problem: Problem) -> None:
-        from adloco.data.byte_tokenizer import ByteTokenizer
-
         require(
             hasattr(problem.validation, "__getitem__") and len(problem.validation) > 0,
             "problem.validation must be a list with at least one batch, such as those that "
@@ -104,11 +99,6 @@ class ProblemTask:
     def measure(
         self, model: nn.Module, device: torch.device, at_once: int, part: int = 0, parts: int = 1
     ) -> list[float]:
-        import torch
-
-        from adloco.algorithms.worker import checked_loss
-        from adloco.distributed.device import to_device
-
         batches, total, count = self._problem.validation, 0.0, 0
         model.eval()
         for begin in range(0, len(batches), parts):  # Equally often in every part.

@@ -53,9 +53,7 @@ class Task(Protocol):
         """Rows of a stream read so far; None if all rows are read before training."""
 
     def skipped(self) -> str:
-        """A sentence about rows that were left out so far, and what else is amiss in the texts;
-        empty if nothing is.
-        """
+        """A sentence about rows left out and what else is amiss in texts; empty if nothing is."""
 
     def configure(self, config: Any) -> Any:
         """Complete a transformers configuration for this task; ValueError if it does not fit."""
@@ -125,14 +123,10 @@ class TaskSettings(Protocol):
     counted: ClassVar[str]
     """The units that an evaluation averages over, in the plural: tokens or texts."""
     measures: ClassVar[tuple[Metric, ...]]
-    """The measures of an evaluation. The first is the loss: its name is `loss`, and lower is
-    better.
-    """
+    """The measures of an evaluation: first the loss, named `loss`, of which lower is better."""
 
     def measured(self, means: Sequence[float]) -> dict[str, float]:
-        """Each measure by name, from the means of what `Task.measure` adds up; a measure that is
-        not known is left out.
-        """
+        """Each measure that is known, by name, from the means of what `Task.measure` adds up."""
 
     def open(self, given: TaskData) -> Task:
         """Open the task with its data; ValueError if that cannot be read or used for it."""

@@ -1,7 +1,5 @@
 """Llamas of shipped shapes, with random weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -44,6 +42,7 @@ class LlamaShape:
 
     key: ClassVar[str] = "llama"
     for_transformers: ClassVar[bool] = True
+    weights: ClassVar[str] = ""
 
     shape: Literal["nano", "microllama", "tinyllama", "openllama-3b"] = setting(
         "nano", aliases=("model",)
@@ -101,10 +100,6 @@ class LlamaShape:
         from adloco.models.build import ModelBuilder
 
         return ModelBuilder
-
-    @property
-    def weights(self) -> str:
-        return ""
 
     def config(self, vocab_size: int) -> Any:
         from transformers import LlamaConfig

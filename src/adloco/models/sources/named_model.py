@@ -61,11 +61,8 @@ class NamedModel:
                 "allowed are a folder with config.json, a hub name that can be reached, or from "
                 "scratch a type such as bert"
             ) from error
-        language = hasattr(default, "vocab_size") and not getattr(
-            default, "is_encoder_decoder", False
-        )
         require(
-            language,
+            hasattr(default, "vocab_size") and not getattr(default, "is_encoder_decoder", False),
             f"model.name {self.name!r} is a {default.model_type}, which no task here trains; take "
             "a decoder such as gpt2 or an encoder such as bert",
         )
@@ -84,8 +81,7 @@ class NamedModel:
             )
         sizes: dict[str, Any] = {"vocab_size": vocab_size} if from_type else {}
         if not self.pretrained and default.model_type not in ALWAYS_WITH_PADDING:
-            # The id is of another tokenizer, and its row would never be trained. The task sets its
-            # own where it pads.
+            # It is an id of another tokenizer, whose row is never trained. Tasks that pad set it.
             sizes["pad_token_id"] = None
         sizes |= self.overrides
         if sizes.get("sliding_window") == 0:  # TOML has no null, and a window of 0 shows nothing.

@@ -1,18 +1,14 @@
 """The settings of sequence classification, and what it measures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.errors import require_range
 from adloco.metrics import Metric, Unit
 from adloco.models.source import Head
 from adloco.setting import setting
-
-if TYPE_CHECKING:
-    from adloco.tasks.task import Task, TaskData
+from adloco.tasks.task import Task, TaskData
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,13 @@
 """The settings of causal language modelling, and what it measures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adloco.metrics import Metric, Unit
 from adloco.models.source import Head
-
-if TYPE_CHECKING:
-    from adloco.tasks.task import Task, TaskData
+from adloco.tasks.task import Task, TaskData
 
 LN_2 = math.log(2)
 LARGEST_EXPONENT = 230.0
