@@ -154,8 +154,14 @@ class LiveView:
         table = Table(expand=True, box=None, header_style="bold", pad_edge=False)
         # Lines of their own: rich cuts off the last columns to fit words that it wraps by itself.
         for column in (
-            *("trainer", "val\nloss", "train\nloss", "requested\nbatch", "used\nbatch"),
-            *("micro x\nsteps", "noise\nscale", "workers"),
+            "trainer",
+            "val\nloss",
+            "train\nloss",
+            "requested\nbatch",
+            "used\nbatch",
+            "micro x\nsteps",
+            "noise\nscale",
+            "workers",
         ):
             whole = column.endswith("batch")  # A clipped batch says so.
             table.add_column(column, justify="right", vertical="bottom", no_wrap=whole)

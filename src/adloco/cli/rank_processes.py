@@ -163,12 +163,13 @@ def on_ranks(
     from adloco.elastic import machine_launcher
     from adloco.elastic.secret import read_secret
 
-    require(
-        machines is None or run.timeout_seconds >= SHORTEST_MEETING_SECONDS,
-        f"run.timeout_seconds must be >= {SHORTEST_MEETING_SECONDS:g} with --machines, got "
-        f"{run.timeout_seconds:g}: launchers that wait so briefly would miss each other; give "
-        "more, or leave it out",
-    )
+    if machines:
+        require(
+            run.timeout_seconds >= SHORTEST_MEETING_SECONDS,
+            f"run.timeout_seconds must be >= {SHORTEST_MEETING_SECONDS:g} with --machines, got "
+            f"{run.timeout_seconds:g}: launchers that wait so briefly would miss each other; give "
+            "more, or leave it out",
+        )
     secret = read_secret(run.secret_file) if machines and run.secret_file else b""
     return machine_launcher.start_ranks(
         count,

@@ -115,8 +115,13 @@ def _data_file(file: Path, text_column: str) -> DataFile:
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 NOT_LIBRARY = {
-    *("test", "tests", "idlelib", "lib2to3"),
-    *("site-packages", "dist-packages", "__pycache__"),
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
 }
 """Folders that are left out: tests differ between distributions, packages between machines."""
 

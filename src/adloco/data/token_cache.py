@@ -227,8 +227,14 @@ def source_digest(data: DataSettings) -> str:
 
 def _source_key(data: DataSettings) -> str:
     asked = [
-        *(data.dataset, data.config, data.split, data.validation_split),
-        *(data.samples, data.validation_samples, data.text_column, data.bad_rows),
+        data.dataset,
+        data.config,
+        data.split,
+        data.validation_split,
+        data.samples,
+        data.validation_samples,
+        data.text_column,
+        data.bad_rows,
     ]
     fraction = data.validation_fraction
     held_out = None if data.validation_split or data.validation_samples else fraction

@@ -183,9 +183,13 @@ def _numbers(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Card]
 def _sync_cards(records: Sequence[Record]) -> list[Card]:
     """The cards about syncs, without numbers that are 0; no cards if workers exchanged nothing."""
     metrics = [
-        *(SYNC[name] for name in ("bytes", "compression_ratio")),
-        *(TRAINER[name] for name in ("wire_error", "cosine_similarity")),
-        *(SYNC[name] for name in ("exposed_seconds", "hidden_seconds", "peak_bytes_per_second")),
+        SYNC["bytes"],
+        SYNC["compression_ratio"],
+        TRAINER["wire_error"],
+        TRAINER["cosine_similarity"],
+        SYNC["exposed_seconds"],
+        SYNC["hidden_seconds"],
+        SYNC["peak_bytes_per_second"],
     ]
     shown = [metric for metric in metrics if aggregate(metric, records)]
     return _numbers(shown, records) if aggregate(SYNC["bytes"], records) else []
