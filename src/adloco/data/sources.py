@@ -86,6 +86,8 @@ class TokenSource:
         Args:
             tokens: Token ids, [tokens], of any integer type; may be a memory map.
             context_tokens: Tokens that a model sees of each sample.
+            num_streams: Number of disjoint streams.
+            seed: Seed of the order in each stream.
 
         Raises:
             ValueError: There are fewer windows than streams.

@@ -53,7 +53,9 @@ class Builder(Protocol):
 
     @property
     def filling(self) -> Fill | None:
-        """Function that fills a part of a called model; None if a call returns complete models."""
+        """Function that gives memory and values to a part of a model that a call has built; None if
+        a call returns complete models.
+        """
 
     def __call__(self) -> nn.Module: ...
 
