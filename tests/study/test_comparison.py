@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from adloco.metrics import NATS, ROUND, Metric
 from adloco.plan.link import Link
-from adloco.report.compare_page import comparison_chart, tables, to_csv, to_json
+from adloco.report.compare_files import to_csv, to_json
+from adloco.report.compare_page import comparison_chart, tables
 from adloco.report.pictures import draw_comparison
 from adloco.run.records import Records
 from adloco.study.arms import plan_runs

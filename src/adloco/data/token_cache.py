@@ -9,7 +9,7 @@ of the tokenizer.
 import hashlib
 import json
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
@@ -22,8 +22,9 @@ from adloco.algorithms.method import Source
 from adloco.data.data_settings import DataSettings
 from adloco.data.encoding import begin_process
 from adloco.data.feeds import chunks_after, texts_of
-from adloco.data.files import LIBRARY, cache_folder, expanded, files_at, library_files, reads
-from adloco.data.rows import Position, left_out, open_rows, stages
+from adloco.data.files import cache_folder, reads
+from adloco.data.rows import Position, left_out, stages
+from adloco.data.source_digest import source_digest
 from adloco.data.sources import StreamSource, TokenSource
 from adloco.data.token_bytes import TokenBytes
 from adloco.data.token_store import FORMAT, State, TokenStore, intact
@@ -204,27 +205,6 @@ def fill(cache: TokenCache, processes: int) -> Iterator[State]:
             pool.shutdown(cancel_futures=True)
 
 
-def source_digest(data: DataSettings) -> str:
-    """A digest that changes when a source may have changed: of the paths, sizes and times of its
-    files; of the rows of a function, which are all read; empty for a dataset on the hub.
-    """
-    if data.dataset:
-        root = expanded(data.dataset)
-        local = root.is_dir()
-        return _files_digest(root, filter(Path.is_file, root.rglob("*"))) if local else ""
-    if data.factory:
-        digest = hashlib.sha256()
-        (stage,) = stages(data)
-        for number, row in open_rows(data, stage, {data.text_column: str}, Position()):
-            text = "" if row is None else row[data.text_column]
-            digest.update(f"{number} {len(text)} {text}".encode())
-        return digest.hexdigest()
-    if data.path:
-        path = expanded(data.path)
-        return _files_digest(path, files_at(path))
-    return _files_digest(LIBRARY, library_files())
-
-
 def _source_key(data: DataSettings) -> str:
     asked = [
         data.dataset,
@@ -241,18 +221,6 @@ def _source_key(data: DataSettings) -> str:
     return hashlib.sha256(
         json.dumps([KEY_FORMAT, *asked, held_out, source_digest(data)]).encode()
     ).hexdigest()[:24]
-
-
-def _files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Digest of the names, sizes and times of files, and of the path that they are at or below:
-    two texts can be equal in all the others, where times were set to one value.
-    """
-    stats = [
-        (file.relative_to(root).as_posix(), file.stat() if file.exists() else None)
-        for file in sorted(files)
-    ]
-    facts = [(name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats]
-    return hashlib.sha256(repr([str(root.resolve()), *facts]).encode()).hexdigest()
 
 
 def _sample(data: DataSettings) -> Iterator[str]:
