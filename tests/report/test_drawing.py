@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from adloco.report.pictures import save_figure
+from adloco.report.drawing import save_figure
 
 
 def test_letters_that_the_font_lacks_are_no_warning(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from adloco.config.recipe_text import value_text
 from adloco.metrics import PHASE, ROUND, SYNC, TRAINER, WORKER, Metric, Record, clipped_by
 from adloco.report import page, panels
 from adloco.report.curves import Chart, Curve, Panel
+from adloco.report.drawing import save_figure
 from adloco.report.loss_panel import loss_panel
 from adloco.report.panels import run_panels
-from adloco.report.pictures import save_figure
 from adloco.run.records import Records
 from adloco.tasks.kinds.classification_settings import ClassificationSettings
 from adloco.tasks.kinds.language_model_settings import LanguageModelSettings
@@ -171,7 +171,7 @@ def test_a_merge_is_marked() -> None:
     merge = [{"survivor": 0, "absorbed": [1], "weights": {"0": 0.5, "1": 0.5}}]
     sent = {"bytes_sent": 7e6, "syncs": 1, "bytes_communicated": 7e6}
     records = [record(10, 8, 8), record(30, 8, 8) | {"merges": merge}, record(40, 8, 8) | sent]
-    (chart,) = loss_panel(LanguageModelSettings.measures, records, []).charts
+    (chart,) = loss_panel(LanguageModelSettings.measures, records, {}).charts
     shown = chart.numbers
     assert shown["marks"]["tokens"] == [30]
     assert shown["curves"][0]["axes"]["bytes_sent"] == [0, 0, 7e6]
@@ -179,7 +179,7 @@ def test_a_merge_is_marked() -> None:
 
 def test_a_classifier_has_no_perplexity_and_alone_sends_nothing() -> None:
     records = [record(10, 8, 8)]
-    (chart,) = loss_panel(ClassificationSettings.measures, records, []).charts
+    (chart,) = loss_panel(ClassificationSettings.measures, records, {}).charts
     assert [one["label"] for one in chart.numbers["measures"]] == [
         "loss (nats per text)",
         "accuracy",

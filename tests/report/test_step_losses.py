@@ -3,7 +3,7 @@
 import pytest
 
 from adloco.metrics import Record
-from adloco.report.loss_panel import POINTS, step_losses, steps_per_point
+from adloco.report.step_losses import POINTS, step_losses, steps_per_point
 
 
 def line(trainer: int, inner_step: int, loss: float | None, samples: int) -> Record:

@@ -42,7 +42,7 @@ class Sweep(RecipeCommand, StudyCommand):
         ]
 
         from adloco.cli.studies import run_study  # It imports torch.
-        from adloco.report.pictures import draw_sweep
+        from adloco.report.sweep_plots import draw_sweep
 
         draw = partial(draw_sweep, axes=axes, points=points, folder=folder)
         title = f"{Path(recipe).stem} over {', '.join(axes)}"

@@ -30,6 +30,7 @@ from adloco.report.interruptions import interruption_cards, interruption_table
 from adloco.report.loss_panel import loss_panel
 from adloco.report.panels import run_panels
 from adloco.report.readable import TIMES, readable, span
+from adloco.report.step_losses import step_losses
 from adloco.report.table import Table, table_of
 from adloco.rules.failure_signs import all_signs
 from adloco.rules.outcome import no_success
@@ -106,7 +107,7 @@ def _records(folder: Path) -> list[Record]:
 
 
 def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Panel]:
-    steps = Records(folder).steps()
+    steps = step_losses(records, Records(folder).steps())
     declared = known_measures(recipe.task.measures, records)
     return [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
 

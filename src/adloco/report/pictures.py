@@ -1,11 +1,9 @@
-"""Pictures as PNG: charts of a page, from the same `Chart` as the page's own, and of a sweep."""
+"""The charts of a page as PNG, drawn from the same `Chart` as the page's own."""
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +15,8 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from adloco.metrics import Metric
 from adloco.report.curves import Chart, Look, Panel
-from adloco.study.arms import Flags
-from adloco.study.comparison import Comparison
-from adloco.whole_file import write_bytes
+from adloco.report.drawing import GREY, line_look, plain, save_figure
 
-COLOURS = ("#0b6e99", "#d9730d", "#2e8b57", "#ad1a72", "#6940a5", "#b8860b", "#c0392b", "#4a5568")
-DASHES = ("-", "--", ":", "-.")
-GREY = "#b0b7c3"
 IN_A_ROW = 3
 """Charts in a row, and names in a row of the legend."""
 LOOKS: dict[Look, dict[str, Any]] = {
@@ -60,44 +53,6 @@ def draw_comparison(chart: Chart, statement: str, folder: Path) -> None:
             (replace(chart, log_x=_far_apart(chart, axis)), axis, metric) for axis in chart.axes
         ]
         draw(shown, f"{metric.label}\n{statement}", path, same_y=True)
-
-
-def draw_sweep(
-    comparison: Comparison,
-    axes: Mapping[str, Sequence[str]],
-    points: Mapping[str, Flags],
-    folder: Path,
-) -> list[Path]:
-    """Write the pictures and return their paths.
-
-    Args:
-        axes: Axis -> values.
-        points: Arm -> its point of the grid.
-    """
-    means = {arm: comparison.spread(comparison.finals[0], arm).mean for arm in comparison.arms}
-    # A value whose runs failed is a gap in its line.
-    losses = [(dict(points[arm]), math.nan if m is None else m) for arm, m in means.items()]
-    paths = []
-    for axis, choices in axes.items():
-        lines: dict[str, list[tuple[int, float]]] = {}
-        for point, loss in losses:
-            rest = ", ".join(f"{name} {value}" for name, value in point.items() if name != axis)
-            lines.setdefault(rest, []).append((choices.index(point[axis]), loss))
-        figure = Figure(figsize=(max(7, 2 + 1.1 * len(choices)), 4.2), layout="constrained")
-        place = figure.subplots()
-        for number, (rest, line) in enumerate(lines.items()):
-            x, y = zip(*sorted(line), strict=True)
-            place.plot(x, y, marker="o", label=rest or None, **line_look(number))
-        plain(place)
-        place.set_xticks(range(len(choices)), choices)
-        place.set_xlabel(axis)
-        place.set_ylabel(f"final {comparison.loss.axis}")
-        if len(lines) > 1:
-            figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-        figure.suptitle(comparison.statement, fontsize=8, wrap=True)
-        paths.append(folder / f"sweep_{axis}.png")
-        save_figure(figure, paths[-1])
-    return paths
 
 
 def _far_apart(chart: Chart, axis: str) -> bool:
@@ -191,26 +146,3 @@ def _make_log(place: Axes, name: Literal["x", "y"]) -> None:
 def _short(value: float, _: int) -> str:
     """1.5k and 2M; numbers below 1 without a prefix, because 500m can be read as minutes."""
     return EngFormatter(sep="")(value) if value >= 1 else f"{value:g}"
-
-
-def line_look(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line, told apart up to 32 lines."""
-    group, colour = divmod(number, len(COLOURS))
-    return {"color": COLOURS[colour], "linestyle": DASHES[group % len(DASHES)]}
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, atomically."""
-    png = BytesIO()
-    with warnings.catch_warnings():
-        # For names in letters that matplotlib's font lacks; the page has them.
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-        figure.savefig(png, format="png", dpi=120)
-    write_bytes(path, png.getvalue())
-
-
-def plain(axis: Axes) -> None:
-    """A light grid under what is drawn, and no lines above and at the right."""
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
