@@ -66,6 +66,21 @@ def test_all_that_was_measured_of_an_island_trains(tmp_path: Path) -> None:
         assert mine.recipe.placement == build_recipe(read_values(str(own))).placement
 
 
+def test_a_worker_alone_has_the_outer_steps_that_are_given() -> None:
+    """It sends nothing, but an outer optimizer moves it as often, and as far, as these say."""
+    alone = replace(CLUSTER, islands=1)
+    given = [("method.sync_every", "50"), ("outer.lr", "0.5"), ("wire.format", "int4")]
+    single, local = candidates(["single", "diloco"], given, alone)
+    assert local.recipe.method.sync_every == 50
+    assert local.recipe.outer.lr == 0.5  # type: ignore[attr-defined]
+    for one, name in ((single, "single"), (local, "diloco")):
+        assert one.label == name and one.recipe.wire == build_recipe(read_values(name)).wire
+    (usual,) = candidates(["diloco"], [], alone)  # Nothing but a law could tell others apart.
+    assert usual.recipe.outer == build_recipe(read_values("diloco")).outer
+    with pytest.raises(ValueError, match="single trains one worker that never syncs, so it takes"):
+        candidates(["single"], ONE, CLUSTER)
+
+
 def test_an_eta_counts_if_the_batch_rule_is_given_too() -> None:
     etas = [("batch.eta", "0.4"), ("batch.eta", "1.6")]
     found = candidates(["diloco"], [*ONE, ("batch.rule", "norm-test"), *etas], CLUSTER)
