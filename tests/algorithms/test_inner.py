@@ -302,7 +302,7 @@ def test_muon_leaves_alone_what_has_no_gradient() -> None:
     starts = [layer.weight.detach().clone() for layer in layers]
     muon.step()
     layers[0].weight.grad, layers[1].weight.grad = torch.ones(4, 3), torch.zeros(4, 3)
-    muon.step()
+    assert muon.step(torch.is_grad_enabled), "a closure computes gradients"
     same = [layer.weight.equal(start) for layer, start in zip(layers, starts, strict=True)]
     assert same == [False, True, True, True]
 
@@ -612,7 +612,7 @@ def test_adamw_counts_each_step_of_short_parameters_once(monkeypatch: pytest.Mon
     optimizer = InnerAdamW().build([parameter])
     for _ in range(3):
         parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+        assert optimizer.step(torch.is_grad_enabled), "a closure computes gradients"
     assert optimizer.state[parameter]["step"] == 3
 
 

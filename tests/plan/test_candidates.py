@@ -15,9 +15,10 @@ ONE = [("method.sync_every", "50"), ("wire.format", "fp32")]
 
 def test_data_parallel_training_has_no_trainers() -> None:
     trainers = [("method.num_trainers", count) for count in ("1", "2", "4")]
-    found = candidates(["ddp", "diloco"], [*ONE, *trainers], CLUSTER)
+    found = candidates(["ddp", "diloco"], [*ONE, *trainers, ("batch.initial", "24")], CLUSTER)
     parallel, *others = found
     assert parallel.recipe.data_parallel and parallel.label == "ddp"
+    assert parallel.recipe.guards.initial == 24
     assert [one.recipe.method.num_trainers for one in others] == [1, 2, 4]
 
 
@@ -58,6 +59,14 @@ def test_all_that_was_measured_of_an_island_trains(tmp_path: Path) -> None:
         (one,) = candidates(["diloco"], [*ONE, ("placement.shard_size", str(shards))], island)
         assert one.recipe.placement.replica_size == replicas
         assert ranks_of_island(one.recipe, island) == ranks
+    asked = [("placement.shard_size", "2"), ("placement.replica_size", "1")]
+    (one,) = candidates(["diloco"], [*ONE, *asked], replace(cluster, ranks=4))
+    assert one.recipe.placement.replica_size == 1
+    asked = [("placement.shard_size", "3"), ("placement.replica_size", "0")]
+    with pytest.raises(ValueError, match="no candidate is left"):
+        candidates(["diloco"], [*ONE, *asked], replace(cluster, ranks=4))
+    (one,) = candidates(["diloco"], [*ONE, ("placement.shard_size", "0")], CLUSTER)
+    assert one.recipe.placement.replica_size == 1, "ranks that were not counted"
     own = tmp_path / "own.toml"
     for placement, ranks in (("shard_size = 2", 2), ("replica_size = 0", 2), ("shard_size = 4", 4)):
         own.write_text(f"[method]\nworkers_per_trainer = 8\n[placement]\n{placement}\n")
@@ -66,16 +75,38 @@ def test_all_that_was_measured_of_an_island_trains(tmp_path: Path) -> None:
         assert mine.recipe.placement == build_recipe(read_values(str(own))).placement
 
 
+def test_a_worker_alone_has_the_outer_steps_that_are_given() -> None:
+    """It sends nothing, but an outer optimizer moves it as often, and as far, as these say."""
+    alone = replace(CLUSTER, islands=1)
+    given = [("method.sync_every", "50"), ("outer.lr", "0.5"), ("wire.format", "int4")]
+    single, local = candidates(["single", "diloco"], given, alone)
+    assert local.recipe.method.sync_every == 50
+    assert local.recipe.outer.lr == 0.5  # type: ignore[attr-defined]
+    for one, name in ((single, "single"), (local, "diloco")):
+        assert one.label == name and one.recipe.wire == build_recipe(read_values(name)).wire
+    (usual,) = candidates(["diloco"], [], alone)  # Nothing but a law could tell others apart.
+    assert usual.recipe.outer == build_recipe(read_values("diloco")).outer
+    with pytest.raises(ValueError, match="single trains one worker that never syncs, so it takes"):
+        candidates(["single"], ONE, CLUSTER)
+
+
 def test_an_eta_counts_if_the_batch_rule_is_given_too() -> None:
     etas = [("batch.eta", "0.4"), ("batch.eta", "1.6")]
     found = candidates(["diloco"], [*ONE, ("batch.rule", "norm-test"), *etas], CLUSTER)
     assert [one.recipe.batch.eta for one in found] == [0.4, 1.6]  # type: ignore[attr-defined]
+    rule = [("batch.rule", "norm-test"), ("batch.estimator", "plug-in"), ("batch.eta", "1")]
+    (one,) = candidates(["diloco"], [*ONE, *rule, *etas], CLUSTER)  # From 1 on it holds no batch.
+    assert one.recipe.batch.eta == 0.4  # type: ignore[attr-defined]
 
 
 def test_a_whole_model_in_flight_is_a_candidate_if_it_is_asked_for() -> None:
     in_flight = [*ONE, ("streaming.fragments", "1"), ("streaming.tau", "4")]
     (one,) = candidates(["diloco"], in_flight, CLUSTER)
     assert one.recipe.streaming.tau == 4
+    several = [*ONE, ("streaming.fragments", "1"), ("streaming.fragments", "2")]
+    found = [one.recipe.streaming for one in candidates(["diloco"], several, CLUSTER)]
+    tried = [(each.fragments, each.tau) for each in found]
+    assert tried == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 4), (2, 8)]
 
 
 def test_no_candidate_is_refused() -> None:

@@ -49,11 +49,11 @@ def test_tokens_fall_along_the_slope() -> None:
 def test_the_interval_of_the_tokens_has_that_of_the_gap_and_of_the_slope() -> None:
     """By drawing both."""
     drawn = np.random.default_rng(0)
-    gaps = drawn.normal(0.02, 0.002, 100_000)
+    gaps = drawn.normal(0.02, 0.004, 100_000)
     slopes = SLOPE * np.exp(drawn.normal(0, SLOPE_DEVIATION, 100_000))
     for deviations, part in ((-NORMAL_90, 0.05), (NORMAL_90, 0.95)):
         expected = np.quantile(gaps / slopes, part)
-        found = math.log(Gap(0.02, 0.002).times_tokens(deviations))
+        found = math.log(Gap(0.02, 0.004).times_tokens(deviations))
         assert found == pytest.approx(expected, rel=0.1)
     lowest, highest = SLOPE * np.exp(np.array([-1, 1]) * NORMAL_90 * SLOPE_DEVIATION)
     assert lowest == pytest.approx(0.05, abs=0.002) and highest == pytest.approx(0.094, abs=0.003)

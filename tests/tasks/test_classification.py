@@ -398,6 +398,11 @@ def test_rows_of_a_function_are_read_once() -> None:
             "are)",
         ),
         (["--task.label_column", "stars"], "stars"),
+        (["--data.context_tokens", "1"], "data.context_tokens must be >= 2, got 1"),
+        (
+            ["--data.path", "", "--data.dataset", "some/one", "--data.streaming", "true"],
+            "data.streaming is for language models: a classification",
+        ),
         (
             ["--data.tokenizer", "bpe:300"],
             "data.tokenizer must be bytes or a Hugging Face tokenizer here, got 'bpe:300'",

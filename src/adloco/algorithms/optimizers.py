@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +54,8 @@ ELEMENTWISE = (
 """Optimizers of torch that update each element without the others of its tensor, so they compute
 the same on shards as on whole tensors.
 """
+FUSED = ("SGD", "Adam", "AdamW")
+"""Optimizers of torch with fused kernels for CPUs and GPUs; Adagrad's in torch 2.9 is for CPUs."""
 
 
 def check_shards(optimizers: Iterable[Optimizer], shards: int) -> None:
@@ -137,11 +138,7 @@ class OuterOptimizer:
         kind = getattr(torch.optim, self.optimizer)
         options = dict(self.options)
         chosen = {"fused", "foreach"} & options.keys()
-        if (
-            "fused" in inspect.signature(kind).parameters
-            and not chosen
-            and _fused_is_right(kind, parameters)
-        ):
+        if self.optimizer in FUSED and not chosen and _fused_is_right(kind, parameters):
             # The fused kernel takes one pass over memory instead of one for each term. On a fast
             # link, memory is what limits a sync.
             options["fused"] = True

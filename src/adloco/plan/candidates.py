@@ -8,9 +8,10 @@ Micro-batches are those of the fastest pass that was measured on the cluster, un
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from adloco.algorithms.optimizers import OuterMean
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.distributed.placement.islands import island_shape
@@ -31,7 +32,9 @@ BATCHES = (1, 2, 4, 8)
 TAUS = ("0", "1", "2", "4", "8")
 """Inner steps in flight that are tried where fragments are given without them."""
 OF_SYNCS = ("method.sync_every", "wire.", "streaming.", "outer.", "merge.")
-"""Settings that change nothing where workers never sync."""
+"""Settings that change nothing where workers never sync, except the next ones."""
+OF_OUTER_STEPS = ("method.sync_every", "outer.")
+"""Settings that also change a lone worker, if it takes outer steps."""
 OF_TRAINERS = ("method.num_trainers", "method.workers_per_trainer")
 """Settings that data-parallel training lacks: it is one worker over all islands."""
 
@@ -78,7 +81,9 @@ def candidates(
     if {*given.get("streaming.fragments", "1")} != {"1"}:
         axes.setdefault("streaming.tau", list(TAUS))
     found = [
-        candidate for name in names for candidate in _of_recipe(name, axes, cluster, try_batches)
+        candidate
+        for name in names
+        for candidate in _of_recipe(name, axes, given, cluster, try_batches)
     ]
     require(
         bool(found),
@@ -90,7 +95,11 @@ def candidates(
 
 
 def _of_recipe(
-    name: str, axes: Mapping[str, Sequence[str]], cluster: Cluster, try_batches: bool
+    name: str,
+    axes: Mapping[str, Sequence[str]],
+    given: Collection[str],
+    cluster: Cluster,
+    try_batches: bool,
 ) -> list[Candidate]:
     rules = axes.get("batch.rule", [""])
     # Other rules may need settings of their own, which are not given here. A class of the user's
@@ -113,10 +122,11 @@ def _of_recipe(
         "a cluster with islands = 1",
     )
     syncs = not plain.data_parallel and cluster.islands > 1
+    kept = () if isinstance(plain.outer, OuterMean) else OF_OUTER_STEPS
     mine = {
         key: values
         for key, values in axes.items()
-        if (syncs or not key.startswith(OF_SYNCS))
+        if (syncs or not key.startswith(OF_SYNCS) or (key in given and key.startswith(kept)))
         and not (plain.data_parallel and key in OF_TRAINERS)
         and (key != "batch.eta" or any(isinstance(kind.batch, NormTest) for kind in kinds))
     }
