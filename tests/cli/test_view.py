@@ -387,6 +387,38 @@ def test_all_that_a_run_will_send_has_the_final_mean(rule: str, small: list[str]
     )
 
 
+@pytest.mark.parametrize(
+    ("limits", "rounds"),
+    [
+        # 128 samples in 16 steps of 8. The last step of 129 takes the one that is left as well.
+        ("--run.tokens 4096", 4),
+        ("--run.tokens 4128", 4),
+        ("--run.tokens 4096 --run.syncs 3", 3),
+        ("--run.tokens 4096 --run.inner_steps 9", 3),
+        ("--run.tokens 4096 --run.rounds 2", 2),
+    ],
+)
+def test_rounds_that_are_left_are_those_that_come(
+    limits: str, rounds: int, small: list[str]
+) -> None:
+    """Of 4 inner steps each, with 4 bits for each of 128 values, and a scale of 4 bytes."""
+    words = f"{limits} --wire.format int4 --batch.rule constant"
+    words += " --method.sync_every 4 --batch.initial 8"
+    settings, _ = take_settings([*small, *words.split()])
+    run = TrainingRun.create(build_recipe(override(read_values("diloco"), settings)))
+    each = run.algorithm.num_parameters * (64 + 4) / 128
+    first = opening_lines(run)
+    assert first[1].endswith(f", {rounds} rounds of 4 inner steps")
+    assert first[2].endswith(f"about {rounds * each / 1e3:.3g} kB in all")
+    next(training := run.rounds())
+    later = opening_lines(run)
+    assert f", {rounds - 1} more round" in later[1]
+    assert later[2].endswith(f"about {(rounds - 1) * each / 1e3:.3g} kB more")
+    assert len([*training]) == rounds - 1
+    run.recipe = replace(run.recipe, method=replace(run.recipe.method, sync_growth=1.0))
+    assert "at most" in opening_lines(run)[2]
+
+
 def test_trainers_of_one_worker_that_never_merge_send_nothing(run: TrainingRun) -> None:
     run.recipe = replace(run.recipe, merge=NoMerge())
     assert opening_lines(run)[2].startswith("no parameters are sent: each trainer has one worker")

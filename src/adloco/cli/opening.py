@@ -5,6 +5,7 @@ import socket
 import sys
 
 from adloco.algorithms.dropout import uses_dropout
+from adloco.config.sections import Recipe
 from adloco.distributed.placement.threads import num_cores
 from adloco.distributed.wire.wire_format import bytes_per_value
 from adloco.metrics import ROUND
@@ -68,9 +69,9 @@ def _budget(run: TrainingRun) -> str:
         changes = ["more after a merge"] if _merges(run) else []
         if recipe.method.sync_growth:
             changes.append("fewer because rounds become longer")
-        elif recipe.run.tokens and not isinstance(recipe.batch, ConstantBatch):
+        elif not _steady(recipe):
             changes.append("fewer if the batch grows, more if it falls")
-        many = counted(rounds, "round")
+        many = counted(rounds, "more round" if run.algorithm.state.rounds_done else "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
     return "budget: " + ", ".join(words)
 
@@ -80,14 +81,30 @@ def _merges(run: TrainingRun) -> bool:
     return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
 
 
+def _steady(recipe: Recipe) -> bool:
+    """True if the budget makes as many rounds whatever the batch rule decides."""
+    return isinstance(recipe.batch, ConstantBatch) or not recipe.run.tokens
+
+
 def _rounds(run: TrainingRun) -> int | None:
-    """Rounds of the whole budget if the batch stays as it is; None if a limit on syncs decides."""
-    algorithm, limits = run.algorithm, run.recipe.run.limits
-    tokens_per_step = algorithm.samples_per_inner_step * run.recipe.data.context_tokens
-    of_tokens = math.ceil(limits["tokens"] / tokens_per_step)
-    steps = (of_tokens, limits["inner_steps"], limits["rounds"] * algorithm.sync_every)
-    known = [*filter(None, steps)]
-    return math.ceil(min(known) / algorithm.sync_every) if known else None
+    """Rounds that are left of the budget if the batch and H stay as they are, the one in progress
+    included; None if a limit on syncs may decide, and no workers sync yet.
+    """
+    algorithm, limits, state = run.algorithm, run.recipe.run.limits, run.algorithm.state
+    if limits["syncs"] and not state.will_sync:
+        return None
+    samples = math.ceil(limits["tokens"] / run.recipe.data.context_tokens) - state.samples
+    # The last step takes what is left, as `Budget.next_round` says.
+    full = (samples - algorithm.fewest_samples) // algorithm.samples_per_inner_step
+    every = algorithm.sync_every
+    steps = {
+        "tokens": max(1, full + 1),
+        "inner_steps": limits["inner_steps"] - state.inner_steps,
+        "rounds": (limits["rounds"] - state.rounds_done) * every,
+        "syncs": (limits["syncs"] - state.syncs) * every,
+    }
+    known = [left for name, left in steps.items() if limits[name]]
+    return math.ceil(min(known) / every)
 
 
 def _sent(run: TrainingRun) -> str:
@@ -109,7 +126,9 @@ def _sent(run: TrainingRun) -> str:
     else:
         # Blocks that are not full, and numbers beside the parameters, are not counted.
         last = f", and the mean at the end {shown(final)}" if final else ""
-        rest = f"{last}, about {shown(each * rounds + final)} in all"
+        about = "at most" if recipe.method.sync_growth and _steady(recipe) else "about"
+        whole = "more" if run.algorithm.state.rounds_done else "in all"
+        rest = f"{last}, {about} {shown(each * rounds + final)} {whole}"
     first = "no parameters are sent until trainers merge; from then on " if max(sizes) == 1 else ""
     return f"{first}a sync sends {shown(each)} per worker{rest}"
 
