@@ -88,7 +88,7 @@ def test_a_dataset_with_and_without_its_hub(
     def unreachable(*arguments: object) -> None:
         raise SourceUnreachableError("no network")
 
-    monkeypatch.setattr("adloco.data.rows.open_rows", unreachable)
+    monkeypatch.setattr("adloco.cli.data_check.open_rows", unreachable)
     again = check(words, tmp_path, capsys)
     assert "rows as they are read: no network" in again and table(again) == table(out)
 
