@@ -342,7 +342,13 @@ def test_what_a_run_says_before_its_first_round(run: TrainingRun, small: list[st
     assert lines[1].endswith(
         "16 rounds of 4 inner steps; more after a merge, fewer if the batch grows, more if it falls"
     )
-    run.recipe = replace(run.recipe, method=replace(run.recipe.method, sync_growth=1.0))
+    tokens = run.recipe.run
+    run.recipe = replace(run.recipe, run=replace(tokens, rounds=9))
+    assert opening_lines(run)[1].endswith(
+        "9 rounds, 9 rounds of 4 inner steps; fewer if the batch grows"
+    )
+    longer = replace(run.recipe.method, sync_growth=1.0)
+    run.recipe = replace(run.recipe, run=tokens, method=longer)
     assert opening_lines(run)[1].endswith(
         "16 rounds of 4 inner steps; more after a merge, fewer because rounds become longer"
     )

@@ -5,7 +5,6 @@ import socket
 import sys
 
 from adloco.algorithms.dropout import uses_dropout
-from adloco.config.sections import Recipe
 from adloco.distributed.placement.threads import num_cores
 from adloco.distributed.wire.wire_format import bytes_per_value
 from adloco.metrics import ROUND
@@ -58,7 +57,7 @@ def _budget(run: TrainingRun) -> str:
     recipe = run.recipe
     limits = {name: limit for name, limit in recipe.run.limits.items() if limit}
     words = [f"{limit:,} {name.replace('_', ' ')}" for name, limit in limits.items()]
-    rounds = _rounds(run)
+    rounds, limit = _rounds(run)
     samples = 0 if recipe.data.streaming else run.task.num_train_samples(0)
     if "tokens" in limits and 0 < samples < sys.maxsize:
         text = samples * recipe.data.context_tokens
@@ -66,11 +65,12 @@ def _budget(run: TrainingRun) -> str:
     every = f"of {counted(run.algorithm.sync_every, 'inner step')}"
     if rounds is not None:
         # A merge leaves fewer trainers, so a round takes fewer tokens after it.
-        changes = ["more after a merge"] if _merges(run) else []
-        if recipe.method.sync_growth:
+        changes = ["more after a merge"] if _merges(run) and limit == "tokens" else []
+        if recipe.method.sync_growth and limit in ("tokens", "inner_steps"):
             changes.append("fewer because rounds become longer")
-        elif not _steady(recipe):
-            changes.append("fewer if the batch grows, more if it falls")
+        elif recipe.run.tokens and not isinstance(recipe.batch, ConstantBatch):
+            falls = ", more if it falls" if limit == "tokens" else ""
+            changes.append(f"fewer if the batch grows{falls}")
         many = counted(rounds, "more round" if run.algorithm.state.rounds_done else "round")
         words.append(f"{many} {every}{'; ' * bool(changes)}{', '.join(changes)}")
     return "budget: " + ", ".join(words)
@@ -81,18 +81,13 @@ def _merges(run: TrainingRun) -> bool:
     return len(_sizes(run)) > 1 and not isinstance(run.recipe.merge, NoMerge)
 
 
-def _steady(recipe: Recipe) -> bool:
-    """True if the budget makes as many rounds whatever the batch rule decides."""
-    return isinstance(recipe.batch, ConstantBatch) or not recipe.run.tokens
-
-
-def _rounds(run: TrainingRun) -> int | None:
+def _rounds(run: TrainingRun) -> tuple[int | None, str]:
     """Rounds that are left of the budget if the batch and H stay as they are, the one in progress
-    included; None if a limit on syncs may decide, and no workers sync yet.
+    included, and the limit that ends them; None if that may be syncs, and no workers sync yet.
     """
     algorithm, limits, state = run.algorithm, run.recipe.run.limits, run.algorithm.state
     if limits["syncs"] and not state.will_sync:
-        return None
+        return None, "syncs"
     samples = math.ceil(limits["tokens"] / run.recipe.data.context_tokens) - state.samples
     # The last step takes what is left, as `Budget.next_round` says.
     full = (samples - algorithm.fewest_samples) // algorithm.samples_per_inner_step
@@ -103,13 +98,14 @@ def _rounds(run: TrainingRun) -> int | None:
         "rounds": (limits["rounds"] - state.rounds_done) * every,
         "syncs": (limits["syncs"] - state.syncs) * every,
     }
-    known = [left for name, left in steps.items() if limits[name]]
-    return math.ceil(min(known) / every)
+    left, limit = min((left, name) for name, left in steps.items() if limits[name])
+    return math.ceil(left / every), limit
 
 
 def _sent(run: TrainingRun) -> str:
     """Bytes that a worker will send, beside data-parallel training; empty for one worker."""
-    recipe, rounds, sizes = run.recipe, _rounds(run), _sizes(run)
+    recipe, sizes = run.recipe, _sizes(run)
+    rounds, _ = _rounds(run)
     if sum(sizes) == 1:
         return ""
     if max(sizes) == 1 and not _merges(run):
@@ -126,7 +122,8 @@ def _sent(run: TrainingRun) -> str:
     else:
         # Blocks that are not full, and numbers beside the parameters, are not counted.
         last = f", and the mean at the end {shown(final)}" if final else ""
-        about = "at most" if recipe.method.sync_growth and _steady(recipe) else "about"
+        longer = recipe.method.sync_growth and isinstance(recipe.batch, ConstantBatch)
+        about = "at most" if longer else "about"
         whole = "more" if run.algorithm.state.rounds_done else "in all"
         rest = f"{last}, {about} {shown(each * rounds + final)} {whole}"
     first = "no parameters are sent until trainers merge; from then on " if max(sizes) == 1 else ""
