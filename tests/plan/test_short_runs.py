@@ -125,8 +125,18 @@ def test_the_losses_of_a_run_that_count(
             "1 worker, outer.update mean",
             1,
         ),
-        ("local-sgd", [("method.sync_every", "7")], "2 workers, outer.update mean", 7),
-        ("local-sgd", [("method.dropped", "[1]")], "2 workers, 1 dropped, outer.update mean", 20),
+        (
+            "local-sgd",
+            [("method.sync_every", "7")],
+            "2 workers, outer.update mean, wire.format fp32",
+            7,
+        ),
+        (
+            "local-sgd",
+            [("method.dropped", "[1]")],
+            "2 workers, 1 dropped, outer.update mean, wire.format fp32",
+            20,
+        ),
         (
             "diloco",
             [("wire.format", "int4"), ("outer.lr", "0.5")],
@@ -137,8 +147,8 @@ def test_the_losses_of_a_run_that_count(
         (
             "adloco",
             [("wire.format", "fp32"), ("outer.update", "mean"), ("merge.every", "2")],
-            "2 trainers of 1 worker, outer.update mean, merge.policy smallest, merge.every 2, "
-            "merge.first_round 2, merge.outer_momentum reset",
+            "2 trainers of 1 worker, outer.update mean, wire.format fp32, merge.policy smallest, "
+            "merge.every 2, merge.first_round 2, merge.outer_momentum reset",
             16,
         ),
     ],

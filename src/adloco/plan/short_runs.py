@@ -152,9 +152,8 @@ def method_of(recipe: Recipe) -> str:
     words += [f"{len(shape.dropped)} dropped"] if shape.dropped else []
     kinds = named_settings(recipe)
     words += [f"outer.update {kinds['outer.update']}", *_changed("outer", recipe.outer)]
-    if recipe.wire_format:
-        words += [f"wire.format {kinds['wire.format']}", *_changed("wire", recipe.wire)]
     if recipe.syncs:
+        words += [f"wire.format {kinds['wire.format']}", *_changed("wire", recipe.wire)]
         words += _changed("streaming", recipe.streaming)
     if shape.num_trainers > 1:
         words += [f"merge.policy {kinds['merge.policy']}", *_changed("merge", recipe.merge)]
