@@ -129,3 +129,8 @@ def test_a_bf16_model_is_not_planned_with_what_a_run_refuses() -> None:
     given += [("streaming.fragments", "4"), ("streaming.tau", "0"), ("streaming.tau", "2")]
     found = candidates(["diloco"], given, CLUSTER)
     assert {one.recipe.streaming.tau for one in found} == {0}
+
+
+def test_a_worker_that_a_run_has_dropped_trains_on_its_island() -> None:
+    (one,) = candidates(["diloco"], [*ONE, ("method.dropped", "[1]")], CLUSTER)
+    assert one.recipe.method.living_workers == (*range(8),)

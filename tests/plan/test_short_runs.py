@@ -75,6 +75,12 @@ def test_the_losses_of_a_run_that_count(
         [run, changed(run, "lr", ("betas = [0.9, 0.95]", "betas = [0.9, 0.99]"))]
     )
     assert both.assumptions == ("What inner.betas change between runs counts as noise.",)
+    resumed = changed(run, "resumed")
+    change = {"round": 2, "setting": "inner.lr", "before": "0.1", "after": "0.008"}
+    (resumed / "changes.jsonl").write_text(json.dumps(change) + "\n")
+    assert read_short_runs([run, resumed]).assumptions == (
+        "What inner.lr change between runs counts as noise.",
+    ), "its recipe has the rate that it ended with"
     half = [record for record in records if record["tokens"] >= 4096]
     scales = [trainer["noise_scale"] for record in half for trainer in record["trainers"]]
     assert cosine.noise_scale == both.noise_scale == statistics.median(filter(None, scales))
@@ -119,7 +125,18 @@ def test_the_losses_of_a_run_that_count(
             "1 worker, outer.update mean",
             1,
         ),
-        ("local-sgd", [("method.sync_every", "7")], "2 workers, outer.update mean", 7),
+        (
+            "local-sgd",
+            [("method.sync_every", "7")],
+            "2 workers, outer.update mean, wire.format fp32",
+            7,
+        ),
+        (
+            "local-sgd",
+            [("method.dropped", "[1]")],
+            "2 workers, 1 dropped, outer.update mean, wire.format fp32",
+            20,
+        ),
         (
             "diloco",
             [("wire.format", "int4"), ("outer.lr", "0.5")],
@@ -130,8 +147,8 @@ def test_the_losses_of_a_run_that_count(
         (
             "adloco",
             [("wire.format", "fp32"), ("outer.update", "mean"), ("merge.every", "2")],
-            "2 trainers of 1 worker, outer.update mean, merge.policy smallest, merge.every 2, "
-            "merge.first_round 2, merge.outer_momentum reset",
+            "2 trainers of 1 worker, outer.update mean, wire.format fp32, merge.policy smallest, "
+            "merge.every 2, merge.first_round 2, merge.outer_momentum reset",
             16,
         ),
     ],

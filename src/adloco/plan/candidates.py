@@ -145,7 +145,7 @@ def _of_recipe(
 def _on_cluster(
     name: str, point: Mapping[str, str], cluster: Cluster, several_fragments: bool
 ) -> Recipe | None:
-    """The recipe with a worker on each island.
+    """The recipe with a worker on each island, those included that a run of it has dropped.
 
     A batch that is too small for its workers becomes the smallest that they can take.
 
@@ -190,7 +190,7 @@ def _on_cluster(
     batch = max(first.guards.initial, workers * smallest_worker_batch(first, cluster))
     return replace(
         first,
-        method=replace(first.method, workers_per_trainer=workers),
+        method=replace(first.method, workers_per_trainer=workers, dropped=()),
         guards=replace(first.guards, initial=batch, maximum=max(batch, first.guards.maximum)),
     )
 

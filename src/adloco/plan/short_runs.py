@@ -7,9 +7,9 @@ because the start follows no power law; of losses close to each other the later 
 fewer than three rounds are left out: their outer optimizer has hardly begun, so they show a price
 of a large H that longer runs do not pay.
 
-Runs have the same method if trainers, workers, outer step, wire format, streaming and merges are
-equal. The batch rule is no part of it, because the law knows the batches that were trained; nor is
-placement, because it changes no numbers.
+Runs have the same method if trainers, workers (also those that were dropped), outer step, wire
+format, streaming and merges are equal. The batch rule is no part of it, because the law knows the
+batches that were trained; nor is placement, because it changes no numbers.
 """
 
 import statistics
@@ -28,6 +28,7 @@ from adloco.errors import require
 from adloco.metrics import TRAINER, Record, values
 from adloco.plan.loss_points import DISTINCT, LossPoint
 from adloco.rules.outcome import of_newest_text
+from adloco.run.changes import read_changes
 from adloco.run.folder import RECIPE, SUMMARY, finished, run_folder
 from adloco.run.json_files import read_json
 from adloco.run.records import Records
@@ -83,6 +84,8 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         named["data.fingerprint"] = data.name if data.streaming else summary.get("corpus")
         # No setting says what a model from Python is.
         named["model.num_parameters"] = summary.get("num_parameters")
+        # The recipe has what a resume changed last, as if the run had begun with it.
+        named |= {change.setting: change.text for change in read_changes(folder)}
     for name in _differing(settings.values(), EQUAL, _may_differ()):
         found = {str(named.get(name)): folder for folder, named in settings.items()}
         (one, first), (other, second) = list(found.items())[:2]
@@ -146,11 +149,11 @@ def method_of(recipe: Recipe) -> str:
     shape = recipe.method
     workers = f"{shape.workers_per_trainer} worker{'s' if shape.workers_per_trainer > 1 else ''}"
     words = [f"{shape.num_trainers} trainers of {workers}" if shape.num_trainers > 1 else workers]
+    words += [f"{len(shape.dropped)} dropped"] if shape.dropped else []
     kinds = named_settings(recipe)
     words += [f"outer.update {kinds['outer.update']}", *_changed("outer", recipe.outer)]
-    if recipe.wire_format:
-        words += [f"wire.format {kinds['wire.format']}", *_changed("wire", recipe.wire)]
     if recipe.syncs:
+        words += [f"wire.format {kinds['wire.format']}", *_changed("wire", recipe.wire)]
         words += _changed("streaming", recipe.streaming)
     if shape.num_trainers > 1:
         words += [f"merge.policy {kinds['merge.policy']}", *_changed("merge", recipe.merge)]
