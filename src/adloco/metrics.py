@@ -13,17 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adloco.metric import (
-    COUNT,
-    MEMORY,
-    NATS,
-    RATIO,
-    SAMPLES,
-    SECONDS,
-    TOKENS,
-    TRAFFIC,
-    Per,
-)
+from adloco.metric import COUNT, MEMORY, NATS, RATIO, SAMPLES, SECONDS, TOKENS, TRAFFIC, Per
 from adloco.metric import Metric as Metric
 from adloco.metric import Record as Record
 from adloco.metric import Unit as Unit
