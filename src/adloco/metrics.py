@@ -185,15 +185,13 @@ def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> lis
         records: The lines of metrics.jsonl.
     """
     loss, *others = measures
-    return [
-        loss,
-        *(
-            measure
-            for measure in others
-            if measure.of_loss
-            or any(record.get(validation(measure).name) is not None for record in records)
-        ),
+    known = [
+        measure
+        for measure in others
+        if measure.of_loss
+        or any(record.get(validation(measure).name) is not None for record in records)
     ]
+    return [loss, *known]
 
 
 def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:
