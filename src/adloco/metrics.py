@@ -13,17 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adloco.metric import (
-    COUNT,
-    MEMORY,
-    NATS,
-    RATIO,
-    SAMPLES,
-    SECONDS,
-    TOKENS,
-    TRAFFIC,
-    Per,
-)
+from adloco.metric import COUNT, MEMORY, NATS, RATIO, SAMPLES, SECONDS, TOKENS, TRAFFIC, Per
 from adloco.metric import Metric as Metric
 from adloco.metric import Record as Record
 from adloco.metric import Unit as Unit
@@ -195,15 +185,13 @@ def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> lis
         records: The lines of metrics.jsonl.
     """
     loss, *others = measures
-    return [
-        loss,
-        *(
-            measure
-            for measure in others
-            if measure.of_loss
-            or any(record.get(validation(measure).name) is not None for record in records)
-        ),
+    known = [
+        measure
+        for measure in others
+        if measure.of_loss
+        or any(record.get(validation(measure).name) is not None for record in records)
     ]
+    return [loss, *known]
 
 
 def rows(record: Record, per: Per) -> list[Mapping[str, Any]]:

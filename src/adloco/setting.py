@@ -57,12 +57,7 @@ def setting(
         factory: Makes the default value, in the place of `default`.
     """
     facts = Facts(
-        resume=resume,
-        of_rank=of_rank,
-        traceless=traceless,
-        equal=equal,
-        aliases=aliases,
-        code=code,
+        resume=resume, of_rank=of_rank, traceless=traceless, equal=equal, aliases=aliases, code=code
     )
     metadata: Mapping[str, Facts] = {"facts": facts}
     if factory is not MISSING:

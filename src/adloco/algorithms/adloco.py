@@ -14,7 +14,6 @@ from adloco.algorithms.building import build_workers, check_sections
 from adloco.algorithms.evaluation import Share, Sums, evaluate, means, total
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import SmallestOfAll
-from adloco.algorithms.model_state import Replica
 from adloco.algorithms.optimizers import InnerFactory, check_shards
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.algorithms.planning import Planner
@@ -73,16 +72,15 @@ class AdLoCo:
     ) -> None:
         self.method = method
         self.placement = placement or alone()
-        self._syncing = syncing
-        self._batching = batching or Batching()
-        merging, execution = merging or Merging(), execution or Execution()
-        check_sections(problem, method, self._batching, merging, learning_rate, self.placement)
+        batching, merging = batching or Batching(), merging or Merging()
+        execution = execution or Execution()
+        check_sections(problem, method, batching, merging, learning_rate, self.placement)
         workers = build_workers(
             problem,
             method,
             inner=inner,
             syncing=syncing,
-            batching=self._batching,
+            batching=batching,
             execution=execution,
             placement=self.placement,
         )
@@ -90,16 +88,16 @@ class AdLoCo:
         # A sharded parameter has the size of the whole one here.
         params = first.replica.params
         self.num_parameters = sum(tensor.numel() for tensor in params)
-        self._start = Replica.of(first.model)
+        self._start = first.replica
         self._parts = RoundParts(
             planner=Planner(
-                batching=self._batching,
+                batching=batching,
                 learning_rate=learning_rate,
                 tokens_per_sample=problem.tokens_per_sample,
                 ranks=self.placement.ranks_per_worker,
                 method=method,
             ),
-            batching=self._batching,
+            batching=batching,
             syncing=syncing,
             merging=merging,
             placement=self.placement,
@@ -302,7 +300,7 @@ class AdLoCo:
         own = {
             "bytes": list(handed),
             "ranks": self.placement.num_ranks,
-            "streaming": str(self._syncing.streaming),
+            "streaming": str(self._parts.syncing.streaming),
         }
         return {name: {**part, **own} if name == RUN else part for name, part in parts.items()}
 
@@ -316,7 +314,7 @@ class AdLoCo:
                 model, was saved within a round of another schedule, or after another round than
                 those of other ranks.
         """
-        numbers = run_part(state, self.method, self._syncing.streaming)
+        numbers = run_part(state, self.method, self._parts.syncing.streaming)
         rounds = self.placement.all_values(numbers["rounds_done"])
         require(
             len({*rounds}) == 1,
@@ -346,6 +344,7 @@ class AdLoCo:
         return self.placement.total_bytes() - self._bytes_before
 
     def _new_trainer(self, trainer: int, worker_ids: Sequence[int] = ()) -> Trainer:
-        outer = OuterSync(self._start, self._syncing, self._fragments)
-        controller = BatchController(self._batching.rule, self._batching.guards)
+        batching = self._parts.batching
+        outer = OuterSync(self._start, self._parts.syncing, self._fragments)
+        controller = BatchController(batching.rule, batching.guards)
         return Trainer(trainer, outer, controller, worker_ids)

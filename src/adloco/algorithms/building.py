@@ -7,12 +7,7 @@ from torch import nn
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
-from adloco.algorithms.model_state import (
-    check_apart,
-    check_filled,
-    check_memory,
-    copy_all,
-)
+from adloco.algorithms.model_state import check_apart, check_filled, check_memory, copy_all
 from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.replica_checks import check_alike

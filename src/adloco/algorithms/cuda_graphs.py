@@ -186,8 +186,7 @@ class CapturedPasses:
         return self._passes[key].run(batch, share, sums)
 
     def _capture(self, compute: Pass, batch: Tensor, sums: GradientSums | None) -> "_CapturedPass":
-        own = torch.empty_like(batch, device=self._device)
-        own.copy_(batch)
+        own = batch.to(self._device, copy=True)
         share = torch.ones((), device=self._device)
         before = [parameter.grad for parameter in self._parameters]
         try:

@@ -50,9 +50,7 @@ def report_workers(
 
 
 def report_sync(
-    done: Mapping[int, WorkerRound],
-    trainers: Sequence[TrainerReport],
-    model_bytes: int,
+    done: Mapping[int, WorkerRound], trainers: Sequence[TrainerReport], model_bytes: int
 ) -> SyncReport:
     """The report of a round's syncs.
 

@@ -17,11 +17,7 @@ from torch import Tensor, nn
 
 from adloco.algorithms.method import Syncing
 from adloco.algorithms.model_state import Replica, copy_all
-from adloco.algorithms.optimizer_state import (
-    load_optimizer,
-    optimizer_tensors,
-    saved_optimizer,
-)
+from adloco.algorithms.optimizer_state import load_optimizer, optimizer_tensors, saved_optimizer
 from adloco.algorithms.optimizers import require_all
 from adloco.algorithms.short_types import is_short
 from adloco.distributed.comm.buckets import Contributions, rounded_origin, sum_dtype, together

@@ -53,16 +53,23 @@ class Planner:
         last = min(state.final_samples, most)
         final = self._final_plans(plans, last) if last else plans
         steps = [plans] * (state.round_steps - 1) + [final]
-        samples = self._samples_after(state, steps)
+        # Steps that were taken before a worker was dropped had smaller batches than these plans.
+        begun = {worker: state.last_batches.get(worker, ()) for worker in plans}
+        batches = {
+            worker: [*taken, *(step[worker].worker_batch for step in steps[len(taken) :])]
+            for worker, taken in begun.items()
+        }
+        each = map(sum, zip(*batches.values(), strict=True))
+        samples_after = [*accumulate(each, initial=state.samples)][1:]
         return {
             worker: RoundTask(
                 trainer=trainer.id,
                 plan=plans[worker],
                 final_plan=final[worker],
-                begun=state.last_batches.get(worker, ()),
+                batches=batches[worker],
                 inner_steps=state.round_steps,
                 first_step=state.inner_steps,
-                lr_factor=self._lr_factor(samples, steps, tuple(trainer.worker_ids)),
+                lr_factor=self._lr_factor(samples_after, steps, tuple(trainer.worker_ids)),
                 start=trainer.outer.parameters(),
             )
             for trainer in state.trainers.values()
@@ -114,19 +121,6 @@ class Planner:
             worker: plan.with_samples(share)
             for (worker, plan), share in zip(plans.items(), shares, strict=True)
         }
-
-    def _samples_after(
-        self, state: RunState, steps: Sequence[Mapping[int, BatchPlan]]
-    ) -> Sequence[int]:
-        """Samples of the run after each inner step of the round, which has these plans.
-
-        Steps that were taken before a worker was dropped had smaller batches than these plans.
-        """
-        batches = []
-        for worker in steps[0]:
-            begun = state.last_batches.get(worker, ())
-            batches.append([*begun, *(plans[worker].worker_batch for plans in steps[len(begun) :])])
-        return [*accumulate(map(sum, zip(*batches, strict=True)), initial=state.samples)][1:]
 
     def _lr_factor(
         self,

@@ -27,9 +27,9 @@ class RoundTask:
     are not finite."""
     final_plan: BatchPlan | None = None
     """The micro-batches of the round's last inner step where the budget ends; None: as `plan`."""
-    begun: Sequence[int] = ()
-    """Samples of the inner steps that were taken before this was planned, by plans that may have
-    been others."""
+    batches: Sequence[int] = ()
+    """Samples of each inner step of the round, those included that were taken before this was
+    planned, by plans that may have been others."""
 
     def plan_of(self, inner_step: int) -> BatchPlan:
         """The micro-batches of an inner step of the round, counted from 0."""
@@ -46,9 +46,3 @@ class RoundTask:
         """Position of a worker after so many inner steps of the round, for messages."""
         of_run = self.first_step + inner_steps
         return f"trainer {self.trainer}, worker {worker}, inner step {of_run}"
-
-    @property
-    def batches(self) -> list[int]:
-        """Samples of each inner step of the round."""
-        left = range(len(self.begun), self.inner_steps)
-        return [*self.begun, *(self.plan_of(step).worker_batch for step in left)]

@@ -95,11 +95,6 @@ class RunState:
         """True if a trainer has workers that exchange parameters in a round."""
         return any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
 
-    def replicas(self, trainer: Trainer, placement: Placement) -> list[Replica]:
-        """The live tensors of the trainer's workers in this process."""
-        here = placement.local(trainer.worker_ids)
-        return [self.workers[worker].replica for worker in here]
-
     def synced(
         self, samples: Mapping[int, float], placement: Placement
     ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
@@ -119,9 +114,8 @@ class RunState:
             trainer.id: placement.comm(trainer.worker_ids) for trainer in self.trainers.values()
         }
         for trainer in self.trainers.values():
-            here = placement.local(trainer.worker_ids)
-            if here:
-                replicas = self.replicas(trainer, placement)
+            if here := placement.local(trainer.worker_ids):
+                replicas = [self.workers[worker].replica for worker in here]
                 total = sum(samples[worker] for worker in trainer.worker_ids)
                 # Those that had weight may have been dropped since then.
                 shares = [
@@ -140,8 +134,7 @@ class RunState:
         state are finite. Called on all ranks; workers check their own as they train.
         """
         for trainer in self.trainers.values():
-            here = placement.local(trainer.worker_ids)
-            if here:
+            if here := placement.local(trainer.worker_ids):
                 worker, outer = self.workers[here[0]], trainer.outer
                 replace(worker.replica, params=outer.global_params).require_finite(
                     f"the global parameters of trainer {trainer.id}",
@@ -210,10 +203,9 @@ class RunState:
             trainer.load_numbers(saved)
             self.trainers[trainer.id] = trainer
         for trainer in self.trainers.values():
-            if not placement.local(trainer.worker_ids):
-                continue
-            trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
-            trainer.outer.copy_all_to_workers(self.replicas(trainer, placement))
+            if here := placement.local(trainer.worker_ids):
+                trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
+                trainer.outer.copy_all_to_workers([self.workers[each].replica for each in here])
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])

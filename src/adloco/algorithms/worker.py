@@ -9,7 +9,7 @@ residuals in the parameters. With `test.step = "last"` the test steps are those 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from threading import Event
@@ -424,7 +424,7 @@ class Worker:
             f"{own}; give the inner optimizer that it was saved with",
         )
         require(
-            _shapes(state["counters"]) == _shapes(self.counters),
+            [each.shape for each in state["counters"]] == [each.shape for each in self.counters],
             "the state is that of a model with other buffers; load it with the model that it was "
             "saved with",
         )
@@ -435,10 +435,6 @@ class Worker:
         if state["params"]:
             copy_all(state["params"], self.replica.params)
             copy_all(state["buffers"], self.replica.buffers)
-
-
-def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
-    return [tensor.shape for tensor in tensors]
 
 
 def checked_loss(found: Any, *, trains: bool) -> Tensor:

@@ -86,9 +86,7 @@ def is_staged(tensor: Tensor, group: dist.ProcessGroup | None) -> bool:
 
 def pinned_copy(tensor: Tensor) -> Tensor:
     """A copy on the CPU, which a GPU can read and write while it computes."""
-    host = _pinned_like(tensor)
-    host.copy_(tensor)
-    return host
+    return _pinned_like(tensor).copy_(tensor)
 
 
 def _pinned_like(tensor: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ def local(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
-        shard: Tensor = tensor.to_local()
-    return shard
+        return tensor.to_local()
 
 
 def is_sharded(tensor: Tensor) -> bool:

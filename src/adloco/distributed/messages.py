@@ -23,10 +23,10 @@ def broadcast_state(state: State, source: int = 0) -> State:
         state: What `plain_state` can split; only that of `source` is read.
         source: A rank of the default group, whose ranks all call this.
     """
-    if dist.get_rank() != source:
-        received: State = _take(lambda part: dist.broadcast(part, source))
-        return received
-    _give(state, lambda part: dist.broadcast(part, source))
+    if dist.get_rank() == source:
+        _give(state, lambda part: dist.broadcast(part, source))
+    else:
+        state = _take(lambda part: dist.broadcast(part, source))
     return state
 
 

@@ -168,8 +168,8 @@ def read_cluster(path: Path) -> Cluster:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
-    known = {field.name: field for field in fields(Cluster)}
-    unknown = sorted(set(values) - set(known))
+    known = [field.name for field in fields(Cluster)]
+    unknown = sorted({*values}.difference(known))
     require(
         not unknown, f"{path}: there is no entry {', '.join(unknown)}; known: {', '.join(known)}"
     )
@@ -177,6 +177,6 @@ def read_cluster(path: Path) -> Cluster:
         found: Cluster = construct(Cluster, values)
         return found
     except ValueError as error:
-        inside = {*values.get("samples_per_second", ())} & known.keys()
+        inside = {*values.get("samples_per_second", ())}.intersection(known)
         hint = "; entries stand above the table [samples_per_second]" if inside else ""
         raise ValueError(f"{path}: {error}{hint}") from error

@@ -2,7 +2,6 @@
 
 from adloco.config.sections import Recipe
 from adloco.distributed.traffic import ring
-from adloco.distributed.wire.plain import PlainWire
 from adloco.distributed.wire.wire_format import WireFormat, bytes_per_value
 from adloco.plan.candidates import islands_of_copy
 from adloco.plan.cluster import Cluster
@@ -32,8 +31,7 @@ def exchange_of(
         whole = recipe.placement.shard_size == 1
         buckets = Buckets.of(gradients, passes) if whole else None
         return Sync(workers=workers, bytes_sent=sent, exchanges=OF_A_STEP, buckets=buckets)
-    wire = None if isinstance(recipe.wire, PlainWire) else recipe.wire
-    sent = bytes_of_mean(wire, parameters, workers)
+    sent = bytes_of_mean(recipe.wire_format, parameters, workers)
     streaming = recipe.streaming
     return Sync(workers=workers, bytes_sent=sent, fragments=streaming.fragments, tau=streaming.tau)
 

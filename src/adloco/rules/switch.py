@@ -185,12 +185,11 @@ class SwitchMode:
         """
         if self.mode == "never":
             share = min(share, ranks * self.b_max)
-        parts = math.ceil(share / (ranks * self.b_max)) * ranks
+        parts = math.ceil(share / (ranks * self.at_once)) * ranks
         samples = max(share, parts)
-        plan = BatchPlan(
+        return BatchPlan(
             micro_batches=balanced(samples, parts), ranks=ranks, rounded_up=samples - share
         )
-        return plan.at_most(self.pass_limit) if self.pass_limit else plan
 
 
 def smallest_share(groups: int, ranks: int) -> int:

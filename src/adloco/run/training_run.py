@@ -457,10 +457,9 @@ class TrainingRun:
 
     def _checkpoint_name(self) -> str:
         """By rounds and inner steps so far."""
-        state, workers = self.algorithm.state, self.algorithm.workers.values()
+        state = self.algorithm.state
         # Those of the worker that is furthest: the same name on all ranks.
-        here = max(worker.inner_step for worker in workers) if state.in_round else 0
-        begun = int(self.placement.largest(here))
+        begun = int(self.placement.largest(state.begun_steps))
         return checkpoint.name_of(state.rounds_done, state.inner_steps + begun)
 
     def _checkpoint(

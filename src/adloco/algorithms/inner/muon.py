@@ -78,10 +78,7 @@ class InnerMuon:
         )
 
         muon = Muon(
-            self._groups(hidden),
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
+            self._groups(hidden), lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum
         )
         rate = self.adamw_ratio * self.lr
         adamw = InnerAdamW(lr=rate, weight_decay=self.weight_decay, betas=self.betas)

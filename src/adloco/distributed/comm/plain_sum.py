@@ -128,18 +128,17 @@ class OrderedSum:
         # By island. What this one has itself is not copied.
         self._rows = list(torch.split(memory(sum(others), own.shape[1]), others))
         self._rows.insert(self._me, own)
-        self._works: list[Pending] | None = None
+        self._works: list[Pending] = []
 
     def exchange(self) -> None:
         """Start to send each island its share of the terms, unless that has been started."""
-        if self._works is not None:
-            return
-        sent = [self._terms[:, share].contiguous() for share in self._shares]
-        self._works = start_all_to_all(sent, self._rows, self._group)
+        if not self._works:
+            sent = [self._terms[:, share].contiguous() for share in self._shares]
+            self._works = start_all_to_all(sent, self._rows, self._group)
 
     def add_up(self) -> None:
         """Add up this island's share, and start to send the sum to all islands."""
-        wait_for(self._works or [])
+        wait_for(self._works)
         own = self._terms[0, self._shares[self._me]]
         for total, first, *others, last in blocks(
             [own, *(row for rows in self._rows for row in rows)]
@@ -153,4 +152,4 @@ class OrderedSum:
 
     def finish(self) -> None:
         """Wait until the whole sum is in the first row."""
-        wait_for(self._works or [])
+        wait_for(self._works)

@@ -166,7 +166,7 @@ class IslandGroup:
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Add up each number over the island, in float64: the same bits on all its ranks."""
         own = torch.tensor(list(numbers), dtype=torch.float64, device=self.mesh.device_type)
-        return [float(number) for number in self.sum_on_device(own).tolist()]
+        return self.sum_on_device(own).tolist()
 
     @torch.no_grad()
     def average(self, buffers: Iterable[Tensor]) -> None:

@@ -7,7 +7,7 @@ stack, the next one is on its way to it, and the last one on its way back.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from typing import Protocol
 
@@ -83,9 +83,7 @@ class MatrixOwners:
         columns = work.matrices[mine[0]].shape[1] if mine else 0
 
         sizes = [len(mine) * count * columns for count in rows]
-        parts, works = self._exchange(given, sizes, self._shards)
-        yield
-        wait_for(works)
+        parts = yield from self._exchange(given, sizes, self._shards)
         results = [empty] * shards
         if mine:
             by_shard = zip(parts, rows, strict=True)
@@ -94,15 +92,11 @@ class MatrixOwners:
             results = [part.flatten() for part in torch.split(computed, rows, dim=1)]
 
         sizes = [_elements(work.matrices, stack) for stack in of_shards]
-        parts, works = self._exchange(results, sizes, self._shards)
-        yield
-        wait_for(works)
+        parts = yield from self._exchange(results, sizes, self._shards)
         ours = _joined(parts, empty)
 
         sizes = [sum(_elements(work.matrices, stack) for stack in each) for each in of_replicas]
-        parts, works = self._exchange([ours] * len(sizes), sizes, self._replicas)
-        yield
-        wait_for(works)
+        parts = yield from self._exchange([ours] * len(sizes), sizes, self._replicas)
         for part, owners in zip(parts, of_replicas, strict=True):
             of_stacks = torch.split(part, [_elements(work.matrices, stack) for stack in owners])
             for stack, taken in zip(owners, of_stacks, strict=True):
@@ -112,24 +106,27 @@ class MatrixOwners:
 
     def _exchange(
         self, sent: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None
-    ) -> tuple[list[Tensor], list[Pending]]:
-        """Start to send each rank of a group its tensor.
+    ) -> Generator[None, None, list[Tensor]]:
+        """Send each rank of a group its tensor; yield once, while the transfers are in flight.
 
         Args:
             sent: A tensor for each rank, of one dimension.
             sizes: The number of elements that each rank sends to this one.
 
         Returns:
-            What each rank sends (this rank's own is there at once), and what to wait for.
+            What each rank has sent to this one.
         """
         me = _me(group)
         received = [
             sent[me] if rank == me else sent[me].new_empty(size) for rank, size in enumerate(sizes)
         ]
-        if group is None:
-            return received, []
-        self.traffic.inside += num_bytes([*sent[:me], *sent[me + 1 :]])
-        return received, start_all_to_all(sent, received, group)
+        works: list[Pending] = []
+        if group is not None:
+            self.traffic.inside += num_bytes([*sent[:me], *sent[me + 1 :]])
+            works = start_all_to_all(sent, received, group)
+        yield
+        wait_for(works)
+        return received
 
 
 def balanced(costs: Sequence[float], owners: int) -> list[list[int]]:

@@ -272,8 +272,7 @@ class Placement:
             return numbers
         result = torch.tensor(numbers, dtype=torch.float64, device=message_device())
         dist.all_reduce(result, operation)
-        reduced: list[float] = result.tolist()
-        return reduced
+        return result.tolist()
 
     def agree(self, value: Item) -> Item:
         """Return rank 0's value on every rank."""
@@ -309,9 +308,9 @@ class Placement:
             return state
         if self.rank == sender:
             send_state(state, receiver)
-            return state
-        received: Item = receive_state(sender)
-        return received
+        else:
+            state = receive_state(sender)
+        return state
 
     def collect(self, items: Sequence[Item]) -> list[Item]:
         """Collect the items of the first ranks of all islands on rank 0; other ranks get their own.

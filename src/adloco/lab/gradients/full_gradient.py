@@ -8,7 +8,7 @@ Memory beside the model: the gradient of one batch, the full gradient in at leas
 number for each batch and parameter.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -63,13 +63,11 @@ class FullGradient:
     full_norms_sq: Tensor
     """|F|^2 of each parameter, float64 [parameters]."""
 
-    def estimate(self, parameters: Iterable[int] | None = None) -> GradientEstimate:
+    def estimate(self, chosen: list[int]) -> GradientEstimate:
         """Unbiased estimates of S and |G|^2 from two batches or more; `plugin_norm_sq` is |F|^2.
 
-        Args:
-            parameters: Indices of the parameters that count; None for all.
+        chosen: Indices of the parameters that count.
         """
-        chosen = list(range(len(self.full_norms_sq)) if parameters is None else parameters)
         norms_sq = self.norms_sq[:, chosen].sum(1).tolist()
         found = estimate(
             group_moments(self.sizes, norms_sq, float(self.full_norms_sq[chosen].sum()))

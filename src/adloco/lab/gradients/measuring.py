@@ -81,8 +81,7 @@ def measure_gradients(
             f"the loss or its gradient is not finite at {stored.checkpoint} (loss {found.loss}); "
             "take an earlier --checkpoint"
         )
-    content: dict[str, Any] = finite(_content(found, trained, size))
-    return content
+    return _content(found, trained, size)
 
 
 def _content(found: FullGradient, trained: Trained, batch: int) -> dict[str, Any]:
@@ -93,13 +92,13 @@ def _content(found: FullGradient, trained: Trained, batch: int) -> dict[str, Any
     for index, layer in enumerate(layers(names)):
         members[layer].append(index)
 
-    def numbers(chosen: Sequence[int]) -> dict[str, Any]:
+    def numbers(chosen: list[int]) -> dict[str, Any]:
         seen = found.estimate(chosen)
         return {
             "parameters": sum(elements[index] for index in chosen),
             "grad_variance": seen.grad_variance,
             "grad_norm_sq": seen.grad_norm_sq,
-            "noise_scale": seen.noise_scale,
+            "noise_scale": finite(seen.noise_scale),
         }
 
     return {
@@ -111,7 +110,7 @@ def _content(found: FullGradient, trained: Trained, batch: int) -> dict[str, Any
         "batch": batch,
         "num_batches": len(found.sizes),
         "loss": found.loss,
-        "total": numbers(range(len(elements))),
+        "total": numbers([*range(len(elements))]),
         "layers": [{"name": name, **numbers(chosen)} for name, chosen in members.items()],
     }
 

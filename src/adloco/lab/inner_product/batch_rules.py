@@ -2,7 +2,7 @@
 and of its direction.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from adloco.errors import require_range
@@ -20,10 +20,9 @@ class ProductRule:
 
     measurement = "adloco.lab.inner_product.product_stats:ProductMeasurement"
     fewest_groups: ClassVar[int] = 2
-    tolerances: ClassVar[tuple[str, ...]] = ("theta",)
 
     def __post_init__(self) -> None:
-        require_range(self, *self.tolerances, above=0)
+        require_range(self, *(tolerance.name for tolerance in fields(self)), above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +54,6 @@ class AugmentedInnerProductTest(ProductRule):
 
     nu: float = 5.84
     """Tolerated relative error orthogonal to the true gradient."""
-
-    tolerances: ClassVar[tuple[str, ...]] = ("theta", "nu")
 
     def requested(self, estimate: GradientEstimate | None, point: TrainingPoint) -> int:
         if estimate is None:
