@@ -159,6 +159,16 @@ def test_rows_of_data_parallel_training_have_whole_samples(ranks: int, step: flo
     assert planned(links, "ddp", 1, "fp32", three).round.total == pytest.approx(fixed + 3)
 
 
+def test_rows_have_the_samples_that_a_worker_needs() -> None:
+    """8 for 8 ranks, in 2 s, where the recipe has 8 for all workers; 2 for a norm test of its 4."""
+    eight = replace(on(20e6), ranks=8)
+    made = rows("diloco-fp32", lambda h, b: 2 * h + 0.3 + 60e6 / b, (20,), "round_seconds")
+    links = fit_links(made, ["diloco"], eight, PARAMETERS)
+    assert planned(links, "diloco", 40, "fp32", eight).round.total == pytest.approx(80 + 0.3 + 3)
+    made = rows("adloco", lambda h, b: 0.5 * h + 60e6 / b, (20,), "round_seconds")
+    assert fitted(made).links["adloco"][0].samples == 2
+
+
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, measured = tmp_path / "cluster.toml", tmp_path / "measured.csv"
     cluster.write_text('islands = 4\nbandwidth = "50mbit"\n[samples_per_second]\n8 = 4.0\n')
@@ -221,7 +231,8 @@ def test_rows_of_another_size_are_not_denied() -> None:
 
 def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
     known = Errors(median=0.0, worst=0.0, count=9)
-    law = Constants(measure="round_seconds", terms={"volume": 48e6}, ceiling=50e6, hidden=0.5)
+    terms = {"volume": 48e6, "inefficiency": 0.04 * 50e6**0.5}  # 0.96 and 0.04 s at the ceiling.
+    law = Constants(measure="round_seconds", terms=terms, ceiling=50e6, hidden=0.5)
     fit = Calibration(constants=law, fitted=known, held_out_steps=None, held_out_bandwidths=known)
     link = FittedLink(
         group=("diloco", 4.0, 1e6),
@@ -230,7 +241,9 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
         samples=2.0,
         bandwidths=(BITS[0], BITS[-1]),
     )
-    assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(50e6 / 8)
+    assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(6e6)
+    free = replace(link, calibration=replace(fit, constants=replace(law, terms={})))
+    assert free.applied(on(300e6)).link.bytes_per_second > 1e15
     sync = Sync(workers=4, bytes_sent=6e6, fragments=2)
     assert link.hiding(sync, 50).hidden_steps == 0.5 * 50 / 2
 

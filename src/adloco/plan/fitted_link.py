@@ -24,7 +24,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.calibration import Calibration, calibrate, describe
-from adloco.plan.candidates import Candidate, samples_of_parallel
+from adloco.plan.candidates import Candidate, samples_of_parallel, smallest_worker_batch
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
@@ -62,7 +62,7 @@ class FittedLink:
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
         moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
-        rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
+        rate = 8 * self.bytes_sent / moving if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
         overhead = terms["overhead"]
@@ -178,6 +178,8 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         workers = cluster.islands
         mine = [row for row in own.rows if row.group == group]
         bandwidths = [row.bits_per_second for row in mine]
+        # No run gives a worker less, whatever its recipe says of the batch.
+        least = max(cluster.ranks, smallest_worker_batch(recipe, cluster))
         every = {row.sync_every for row in mine}
         link = FittedLink(
             group=group,
@@ -185,7 +187,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
             bytes_sent=exchange_of(recipe, group[2], workers, cluster).bytes_sent,
             samples=samples_of_parallel(recipe, cluster, recipe.guards.initial)
             if recipe.data_parallel
-            else max(1.0, recipe.guards.initial / workers),
+            else max(least, recipe.guards.initial / workers),
             bandwidths=(min(bandwidths), max(bandwidths)),
             single=every.pop() if len(every) == 1 else 0.0,
         )
