@@ -169,6 +169,30 @@ def test_rows_have_the_samples_that_a_worker_needs() -> None:
     assert fitted(made).links["adloco"][0].samples == 2
 
 
+@pytest.mark.parametrize(
+    ("measure", "every"),
+    [
+        ("round_seconds", (20,)),
+        ("compute_utilisation", (20,)),
+        ("compute_utilisation", (5, 20, 100)),
+    ],
+)
+def test_the_slowest_island_is_waited_for_once(measure: Measure, every: Sequence[int]) -> None:
+    """Steps of 0.5 s on three islands and of 1 s on one, which all wait for: 0.625 s compute."""
+    uneven = replace(on(20e6), speeds=(1.0, 1.0, 1.0, 0.5))
+
+    def seconds(every: float, bits: float) -> float:
+        return every + 0.3 + 60e6 / bits
+
+    def utilisation(every: float, bits: float) -> float:
+        return 0.625 * every / seconds(every, bits)
+
+    value = seconds if measure == "round_seconds" else utilisation
+    links = fit_links(rows("diloco-fp32", value, every, measure), ["diloco"], uneven, PARAMETERS)
+    found = planned(links, "diloco", 40, "fp32", uneven).round
+    assert (found.total, found.computing) == (pytest.approx(40 + 0.3 + 3), pytest.approx(25))
+
+
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, measured = tmp_path / "cluster.toml", tmp_path / "measured.csv"
     cluster.write_text('islands = 4\nbandwidth = "50mbit"\n[samples_per_second]\n8 = 4.0\n')
