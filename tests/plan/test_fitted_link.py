@@ -266,10 +266,13 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
         bandwidths=(BITS[0], BITS[-1]),
     )
     assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(6e6)
-    free = replace(link, calibration=replace(fit, constants=replace(law, terms={})))
+    free = replace(link, calibration=replace(fit, constants=replace(law, terms={}, hidden=0.0)))
     assert free.applied(on(300e6)).link.bytes_per_second > 1e15
-    sync = Sync(workers=4, bytes_sent=6e6, fragments=2)
-    assert link.hiding(sync, 50).hidden_steps == 0.5 * 50 / 2
+    sync = Sync(workers=4, bytes_sent=6e6, fragments=2, tau=3)
+    found = link.hiding(sync, 50)
+    assert (found.tau, found.hidden_steps) == (0, 0.5 * 50 / 2)
+    found = free.hiding(sync, 50)
+    assert (found.tau, found.hidden_steps) == (3, 0), "the recipe's own, where rows have none"
 
 
 def test_a_bandwidth_that_was_not_measured_is_said() -> None:
