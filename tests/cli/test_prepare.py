@@ -112,10 +112,12 @@ def test_prepare_killed_and_gone_on_with_by_another_number_of_processes(
 def test_a_text_that_is_shorter_than_one_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is prepared, and what a run would refuse is said at once; 10% are held out."""
+    """It is prepared, and what a run would refuse is said at once; 5 of 100 bytes are held
+    out, and each part has an end of the text.
+    """
     (tmp_path / "short.txt").write_text("a" * 100)
     given = ["prepare", *flags(path=tmp_path / "short.txt", cache=tmp_path / "cache")]
-    for context, words in ((95, "96, and there are"), (60, "61, and there are")):
+    for context, words in ((96, "97, and there are 96 to train"), (6, "7, and there are 6 to")):
         assert main([*given, *flags(context_tokens=context), "--processes", "1"]) == 2
         said = capsys.readouterr()
         assert "tokens to train on and" in said.out
@@ -123,7 +125,7 @@ def test_a_text_that_is_shorter_than_one_window(
             f"is too short for one window of {context} tokens: a window takes {words}" in said.err
         )
     assert "to evaluate on; give more text, hold out more of it" in said.err
-    assert main([*given, *flags(context_tokens=4), "--processes", "1"]) == 0
+    assert main([*given, *flags(context_tokens=5), "--processes", "1"]) == 0, "one window"
 
 
 def test_a_bad_row_late_in_a_preparation(

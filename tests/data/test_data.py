@@ -56,8 +56,9 @@ def test_tensor_source() -> None:
     inputs, targets = TensorSource(first, second, num_streams=2, seed=1).read(1, 0, 5)
     assert sorted(inputs.tolist()) == [1, 3, 5, 7, 9]
     assert (inputs * 2.0).equal(targets)
-    with pytest.raises(ValueError, match="same length"):
-        TensorSource(first, second[:5], num_streams=1)
+    for uneven in ((first, second[:5]), ()):
+        with pytest.raises(ValueError, match="same length"):
+            TensorSource(*uneven, num_streams=1)
     with pytest.raises(ValueError, match="fewer than one for each of 11"):
         TensorSource(first, num_streams=11)
 

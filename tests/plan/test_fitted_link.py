@@ -135,14 +135,14 @@ def test_measured_steps_of_data_parallel_training_hide_nothing() -> None:
     assert planned(links, "ddp", 1, "fp32", on(20e6)).round.total == pytest.approx(0.5 + 3)
 
 
-@pytest.mark.parametrize("latency", [0.0, 0.3])
+@pytest.mark.parametrize("latency", [-0.1, 0.3])
 @pytest.mark.parametrize(("method", "every"), [("ddp", 1), ("diloco-fp32", 20)])
 def test_rows_of_one_h_keep_their_latency(method: str, every: int, latency: float) -> None:
-    """It cannot be told from steps, but those of the cluster are known."""
+    """It cannot be told from steps, but those of the cluster are known: shorter ones have none."""
     made = rows(method, lambda h, b: 0.5 * h + latency + 60e6 / b, (every,), "round_seconds")
     found = planned(fitted(made), method.partition("-")[0], 40, "fp32", on(20e6))
     steps = 1 if method == "ddp" else 40
-    assert found.round.total == pytest.approx(0.5 * steps + latency + 3)
+    assert found.round.total == pytest.approx(0.5 * steps + max(0.0, latency) + 3)
 
 
 @pytest.mark.parametrize(("ranks", "step"), [(1, 0.75), (2, 1.0)])
@@ -157,6 +157,40 @@ def test_rows_of_data_parallel_training_have_whole_samples(ranks: int, step: flo
         Rows(rows=made, measure="round_seconds", cells=[]), ["ddp"], three, PARAMETERS
     )
     assert planned(links, "ddp", 1, "fp32", three).round.total == pytest.approx(fixed + 3)
+
+
+def test_rows_have_the_samples_that_a_worker_needs() -> None:
+    """8 for 8 ranks, in 2 s, where the recipe has 8 for all workers; 2 for a norm test of its 4."""
+    eight = replace(on(20e6), ranks=8)
+    made = rows("diloco-fp32", lambda h, b: 2 * h + 0.3 + 60e6 / b, (20,), "round_seconds")
+    links = fit_links(made, ["diloco"], eight, PARAMETERS)
+    assert planned(links, "diloco", 40, "fp32", eight).round.total == pytest.approx(80 + 0.3 + 3)
+    made = rows("adloco", lambda h, b: 0.5 * h + 60e6 / b, (20,), "round_seconds")
+    assert fitted(made).links["adloco"][0].samples == 2
+
+
+@pytest.mark.parametrize(
+    ("measure", "every"),
+    [
+        ("round_seconds", (20,)),
+        ("compute_utilisation", (20,)),
+        ("compute_utilisation", (5, 20, 100)),
+    ],
+)
+def test_the_slowest_island_is_waited_for_once(measure: Measure, every: Sequence[int]) -> None:
+    """Steps of 0.5 s on three islands and of 1 s on one, which all wait for: 0.625 s compute."""
+    uneven = replace(on(20e6), speeds=(1.0, 1.0, 1.0, 0.5))
+
+    def seconds(every: float, bits: float) -> float:
+        return every + 0.3 + 60e6 / bits
+
+    def utilisation(every: float, bits: float) -> float:
+        return 0.625 * every / seconds(every, bits)
+
+    value = seconds if measure == "round_seconds" else utilisation
+    links = fit_links(rows("diloco-fp32", value, every, measure), ["diloco"], uneven, PARAMETERS)
+    found = planned(links, "diloco", 40, "fp32", uneven).round
+    assert (found.total, found.computing) == (pytest.approx(40 + 0.3 + 3), pytest.approx(25))
 
 
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +255,8 @@ def test_rows_of_another_size_are_not_denied() -> None:
 
 def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
     known = Errors(median=0.0, worst=0.0, count=9)
-    law = Constants(measure="round_seconds", terms={"volume": 48e6}, ceiling=50e6, hidden=0.5)
+    terms = {"volume": 48e6, "inefficiency": 0.04 * 50e6**0.5}  # 0.96 and 0.04 s at the ceiling.
+    law = Constants(measure="round_seconds", terms=terms, ceiling=50e6, hidden=0.5)
     fit = Calibration(constants=law, fitted=known, held_out_steps=None, held_out_bandwidths=known)
     link = FittedLink(
         group=("diloco", 4.0, 1e6),
@@ -230,9 +265,14 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
         samples=2.0,
         bandwidths=(BITS[0], BITS[-1]),
     )
-    assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(50e6 / 8)
-    sync = Sync(workers=4, bytes_sent=6e6, fragments=2)
-    assert link.hiding(sync, 50).hidden_steps == 0.5 * 50 / 2
+    assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(6e6)
+    free = replace(link, calibration=replace(fit, constants=replace(law, terms={}, hidden=0.0)))
+    assert free.applied(on(300e6)).link.bytes_per_second > 1e15
+    sync = Sync(workers=4, bytes_sent=6e6, fragments=2, tau=3)
+    found = link.hiding(sync, 50)
+    assert (found.tau, found.hidden_steps) == (0, 0.5 * 50 / 2)
+    found = free.hiding(sync, 50)
+    assert (found.tau, found.hidden_steps) == (3, 0), "the recipe's own, where rows have none"
 
 
 def test_a_bandwidth_that_was_not_measured_is_said() -> None:

@@ -124,6 +124,9 @@ def test_left_out_runs_are_predicted_by_the_others() -> None:
     at = {"method": worse.method, "batch": worse.batch, "sync_every": worse.sync_every}
     exact = LAW.tokens_to(worse.loss, **at)  # type: ignore[arg-type]
     assert found.runs.worst == pytest.approx(1 - exact / worse.tokens, rel=0.1)
+    alone = [*points, *measured(ARMS[2:3], BUDGETS[:1])]
+    several = fit_loss_law(alone, draws=0).runs
+    assert several is not None and several.count == len(points), "no other run has its method"
 
 
 def test_a_larger_h_never_saves_tokens() -> None:
@@ -189,7 +192,7 @@ def test_losses_before_the_rate_falls_have_their_own_cost() -> None:
 
 
 def test_constants_at_the_end_of_their_range_are_named() -> None:
-    """Losses that depend on steps alone, and losses that depend on tokens alone."""
+    """Losses that depend on steps alone, and on tokens alone; and that soon fall no more."""
     steps = [
         replace(point, loss=30 * (point.tokens / point.mean_batch) ** -0.3)
         for point in measured(ARMS[:2])
@@ -199,6 +202,12 @@ def test_constants_at_the_end_of_their_range_are_named() -> None:
     assert "samples or less" in few.assumptions[0]
     assert few.assumptions[1].startswith("the losses show no L_inf above 0")
     assert "samples or more" in fit_loss_law(tokens, draws=0).assumptions[0]
+    for scale, said in ((1, "p is at its bound, 2"), (0.1, "L_inf is close to the lowest")):
+        soon = [
+            replace(point, loss=2 + scale * (point.tokens / 1e5) ** -4)
+            for point in measured(ARMS[:1])
+        ]
+        assert fit_loss_law(soon, draws=0).assumptions[-1].startswith(said)
 
 
 def test_points_that_have_no_law() -> None:

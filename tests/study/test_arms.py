@@ -26,7 +26,9 @@ def test_words_of_an_arm() -> None:
             parse_arm(bad)
 
 
-def test_a_folder_follows_from_the_settings(tmp_path: Path) -> None:
+def test_a_folder_follows_from_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def folders(*whats: str, seeds: int = 1, **common: str) -> list[Path]:
         flags = [(key.replace("__", "."), value) for key, value in common.items()]
         return [run.folder for run in plan_runs(whats, flags, seeds, tmp_path)]
@@ -35,9 +37,14 @@ def test_a_folder_follows_from_the_settings(tmp_path: Path) -> None:
     assert folders("diloco") == first
     assert folders("diloco", seeds=2)[0] == first[0], "more seeds repeat none"
     assert folders("diloco", run__tokens="5") != first
+    assert folders("diloco", learning_rate__total_tokens="5") != first
     assert folders("diloco", run__device="cpu") == first, "it changes no numbers"
     assert folders("diloco", data__path="a.txt") != folders("diloco", data__path="b.txt")
     assert folders("diloco", evaluation__windows="5") != first
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "environment.json").write_text('{"precision": "bf16"}')
+    monkeypatch.chdir(tmp_path / "run")
+    assert folders("diloco") == first, "also from within the folder of a run"
     long = ["diloco@--data.path " + "x" * 60 + name for name in "ab"]
     assert len(set(folders(*long))) == 2, "names are cut, and their digests differ"
     assert len(set(folders("diloco", "b=diloco", seeds=2))) == 4

@@ -53,10 +53,10 @@ class TensorSource:
         Raises:
             ValueError: There is no tensor, lengths differ, or samples are fewer than streams.
         """
-        require(len(tensors) > 0, "TensorSource needs at least one tensor")
+        lengths = [len(tensor) for tensor in tensors]
         require(
-            len({len(tensor) for tensor in tensors}) == 1,
-            f"tensors must have the same length, got {[len(tensor) for tensor in tensors]}",
+            len({*lengths}) == 1,
+            f"TensorSource needs tensors, all of the same length, got lengths {lengths}",
         )
         self.tensors = tensors
         self.num_streams = num_streams

@@ -8,9 +8,10 @@ replace what was assumed:
   method take as long as was measured;
 - steps that hide transfers hide them in the plan, too, in place of those of the recipe's streaming;
 - `stragglers` becomes the jitter that lets as many workers wait as long;
-- `overhead` makes steps slower, if utilisations were measured. From seconds it cannot be told from
-  computation, and steps stay as the cluster has them. In rounds of one H (data-parallel training)
-  it has the latency, too: what it exceeds the cluster's steps by becomes `sync_seconds`.
+- `overhead` makes steps slower, if utilisations were measured, unless it is the wait for the
+  cluster's slowest island. From seconds it cannot be told from computation, and steps stay as the
+  cluster has them. In rounds of one H (data-parallel training) it cannot be told from the latency:
+  what both exceed the cluster's steps by becomes `sync_seconds`.
 
 A candidate takes the rows of its own recipe: those in its wire format, or else those that send the
 most similar number of bytes, whose time is then scaled by the bytes.
@@ -24,7 +25,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.calibration import Calibration, calibrate, describe
-from adloco.plan.candidates import Candidate, samples_of_parallel
+from adloco.plan.candidates import Candidate, samples_of_parallel, smallest_worker_batch
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
@@ -57,22 +58,24 @@ class FittedLink:
         """The cluster with what was measured."""
         constants = self.calibration.constants
         terms = {**dict.fromkeys(TERMS, 0.0), **constants.terms}
-        step = sum(cluster.step_seconds([self.samples] * cluster.islands)) / cluster.islands
+        steps = cluster.step_seconds([self.samples] * cluster.islands)
+        step, longest = sum(steps) / len(steps), max(steps)
         by_ratio = constants.measure == "compute_utilisation"
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
         moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
-        rate = min(8 * self.bytes_sent / moving, FREE_BITS) if moving else FREE_BITS
+        rate = 8 * self.bytes_sent / moving if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
-        overhead = terms["overhead"]
-        slower = 1 + (overhead if by_ratio else 0.0)
-        besides = 0.0 if by_ratio else self.single * max(0.0, overhead - step)
+        # Of the rows; the plan itself counts the waiting for the slowest island.
+        each = step * (1 + terms["overhead"]) if by_ratio else terms["overhead"]
+        slower = max(1.0, each / longest) if by_ratio else 1.0
+        latency = second * terms["latency"] + self.single * (each - slower * longest)
         return replace(
             cluster,
             bandwidth=f"{rate / 1e3:.6f}kbit",
             latency="0s",
-            sync_seconds=second * terms["latency"] + besides,
+            sync_seconds=max(0.0, latency),
             jitter=second * terms["stragglers"] / (slower * step * expected_largest(alone, alike)),
             update_seconds=slower * cluster.update_seconds,
             samples_per_second={
@@ -178,6 +181,8 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         workers = cluster.islands
         mine = [row for row in own.rows if row.group == group]
         bandwidths = [row.bits_per_second for row in mine]
+        # No run gives a worker less, whatever its recipe says of the batch.
+        least = max(cluster.ranks, smallest_worker_batch(recipe, cluster))
         every = {row.sync_every for row in mine}
         link = FittedLink(
             group=group,
@@ -185,7 +190,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
             bytes_sent=exchange_of(recipe, group[2], workers, cluster).bytes_sent,
             samples=samples_of_parallel(recipe, cluster, recipe.guards.initial)
             if recipe.data_parallel
-            else max(1.0, recipe.guards.initial / workers),
+            else max(least, recipe.guards.initial / workers),
             bandwidths=(min(bandwidths), max(bandwidths)),
             single=every.pop() if len(every) == 1 else 0.0,
         )

@@ -207,10 +207,10 @@ def _at_bounds(law: LossLaw, terms: Terms) -> list[str]:
     if low < high and not 1.05 * low < law.critical_batch < high / 1.05:
         end = "less" if law.critical_batch < math.sqrt(low * high) else "more"
         found.append(f"the critical batch is {law.critical_batch:.3g} samples or {end}")
-    low, high = terms.irreducible
-    if low < high and law.irreducible > 0.999 * high:
+    highest = terms.irreducible[1]  # 0 if it is not fitted.
+    if law.irreducible > 0.999 * highest:
         found.append("L_inf is close to the lowest measured loss, so no lower loss is predicted")
-    if low < high and law.irreducible < 0.001 * high:
+    if law.irreducible < 0.001 * highest:
         found.append(f"the losses show no L_inf above 0; {TOO_CHEAP}")
     if terms.sync_every and law.sync_exponent == 0:
         found.append("the losses show no cost of a larger H, so H is taken to change no tokens")

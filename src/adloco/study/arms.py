@@ -193,7 +193,7 @@ def planned_run(
     first.schedule_tokens()  # What cannot be trained is refused before anything is.
     seed += first.run.seed
     built = replace(first, run=replace(first.run, seed=seed, trackers="none"))
-    planned = StudyRun(arm=arm, seed=seed, recipe=built, folder=Path())
+    planned = StudyRun(arm=arm, seed=seed, recipe=built, folder=folder)
     identity = json.dumps([arm, _identity(planned)], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     slug = re.sub(r"[^\w.]+", "-", arm).strip("-")[:48]
