@@ -66,7 +66,9 @@ def inequalities(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[s
 
 
 def unpaired(runs: Sequence[StudyRun]) -> str:
-    """A sentence about two arms that share no seed, so have no difference; empty if all share one."""
+    """A sentence about two arms without a common seed, which have no difference; empty if all pairs
+    share one.
+    """
     seeds: dict[str, set[int]] = {}
     for run in runs:
         seeds.setdefault(run.arm, set()).add(run.seed)
