@@ -538,6 +538,31 @@ def test_a_worker_is_what_all_its_ranks_have_seen() -> None:
         assert refused.startswith("ranks that serve one worker have trained it each on its own")
 
 
+def warned_of(wrapped: bool) -> list[str]:
+    """The model inside of DDP over all ranks, or without DDP, on data of each worker."""
+    model, rank = linear(), dist.get_rank()
+    runs = DistributedDataParallel(model) if wrapped else model
+    diloco = DiLoCo(model, sync_every=2, placement=place(2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            runs(torch.full((1, 3), rank + 1.0)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+            model.zero_grad()
+            diloco.step()
+    return [str(each.message) for each in caught if each.category is UserWarning]
+
+
+def test_a_wrapper_that_is_not_given_is_noticed() -> None:
+    """It averages gradients at every step, so that all workers are one."""
+    first, second = run_on_ranks(warned_of, 2, True)
+    assert [each.split(",")[0] for each in first] == ["all workers have taken the same steps"]
+    assert second == []
+    assert run_on_ranks(warned_of, 2, False) == [[], []]
+
+
 @dataclass(frozen=True)
 class Slow(Int8):
     """Rank 0 takes a while to decode."""

@@ -25,6 +25,7 @@ from adloco.algorithms.replica_checks import (
     check_same_shards,
     check_wrappers,
     sent_by,
+    warn_if_alike,
 )
 from adloco.distributed.dtensor import shard_of
 from adloco.distributed.launch.launcher import alone
@@ -179,9 +180,8 @@ class DiLoCo:
             f"one sample; inner step {self._inner_steps + 1} has {'some' if given else 'none'}",
         )
         now = self._inner_steps % self.sync_every + 1
-        events = [
-            each for each in self._syncing.streaming.events(self.sync_every) if each.step == now
-        ]
+        schedule = self._syncing.streaming.events(self.sync_every)
+        events = [each for each in schedule if each.step == now]
         if events:  # Before the step counts, so that it can be repeated after an error.
             self._require_same_parameters()
             for worker, replica in zip(self._here, self._replicas, strict=True):
@@ -192,6 +192,8 @@ class DiLoCo:
             for own in self._samples
         ]
         self._inner_steps += 1
+        if self._inner_steps == schedule[0].step:
+            warn_if_alike(self._replicas, self._outer.global_params, self.placement)
         for event in events:
             if self._inner_steps <= self.sync_every:
                 check_islands(self._replicas, self._outer.global_params, self.placement)

@@ -2,6 +2,8 @@
 worker, and in a worker each of its ranks, has a copy or a part.
 """
 
+import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
@@ -106,7 +108,7 @@ def check_islands(
     for replica in replicas:
         for sharded in (False, True):
             moved = [
-                _first_values(parameter) - _first_values(begin).to(local(parameter).device)
+                _moved(parameter, begin)
                 for parameter, begin in zip(replica.params, start, strict=True)
                 if is_sharded(parameter) == sharded
             ]
@@ -121,6 +123,29 @@ def check_islands(
         "worker's ranks as its process_group, or give all of it to fully_shard, or place() "
         "one rank for each worker",
     )
+
+
+def warn_if_alike(
+    replicas: Sequence[Replica], start: Sequence[Tensor], placement: Placement
+) -> None:
+    """Warn if the workers of all islands have taken the same steps, to the bit, so that nothing is
+    left to sync: a wrapper cannot be seen from the model inside it.
+
+    start: The global parameters, from which they have moved.
+    """
+    size = placement.ranks_per_worker
+    if placement.num_ranks == size:
+        return
+    moved = torch.cat(list(map(_moved, replicas[0].params, start)))
+    digest = hashlib.sha256(repr(moved.tolist()).encode()).hexdigest() if moved.any() else ""
+    digests = {*placement.all_values(digest)[::size]}
+    if len(digests) == 1 and "" not in digests and placement.is_rank_zero:
+        warnings.warn(
+            "all workers have taken the same steps, so nothing is left to sync; give each its own "
+            "data, and let no DistributedDataParallel over several workers be around the model "
+            "(accelerate, the Hugging Face Trainer and Lightning wrap it by themselves)",
+            stacklevel=3,
+        )
 
 
 def sent_by(wire: WireFormat | None) -> str:
@@ -142,6 +167,7 @@ def _described(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _first_values(tensor: Tensor) -> Tensor:
-    """A few of the values that this rank has of a tensor, in float64."""
-    return local(tensor).detach().reshape(-1)[:FIRST].double()
+def _moved(parameter: Tensor, begin: Tensor) -> Tensor:
+    """How far a few of the values that this rank has of a parameter have moved, in float64."""
+    now, before = (local(each).detach().reshape(-1)[:FIRST] for each in (parameter, begin))
+    return now.double() - before.to(now.device).double()
