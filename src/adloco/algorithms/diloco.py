@@ -44,8 +44,8 @@ class DiLoCo:
     At the start, all parameters and buffers of the replicas, frozen parameters, counters and
     buffers outside of `state_dict()` too, are set to those of worker 0. At every sync, trainable
     parameters are set to the new global parameters. At the end of every round, floating-point
-    buffers are set to their mean. Parameters stay trainable or frozen, and the same objects, for as
-    long as the `DiLoCo` is used.
+    buffers of `state_dict()` are set to their mean. Parameters stay trainable or frozen, and the
+    same objects, for as long as the `DiLoCo` is used.
 
     Args:
         models: The replicas in this process, one for each worker that lives here (a list or a
@@ -227,7 +227,8 @@ class DiLoCo:
         within a round, or if syncs leave them diverged. Save inner optimizers yourself, and of
         models what is frozen.
 
-        Call it on all ranks, after the same step; each saves its own.
+        Call it on all ranks, after the same step; each saves its own. Its tensors change as
+        training continues; `copy.deepcopy` keeps them.
         """
         # A saved state cannot contain a mean in flight, so the outer step is taken now. The workers
         # still get its result when the schedule says so.
