@@ -10,6 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from adloco import AdLoCo, BatchGuards, InnerAdamW, InnerMuon, SwitchMode
 from adloco.algorithms import muon_step
@@ -102,6 +104,28 @@ def test_fifty_steps_and_their_bytes(shards: int, replicas: int) -> None:
     bytes_inside = {name: inside for name, (_, inside) in ranks[0].items()}
     assert bytes_inside["float32"] - bytes_inside["AdamW"] == 4 * STEPS * values
     assert bytes_inside["bf16"] - bytes_inside["AdamW"] == 2 * STEPS * values
+
+
+def in_own_loop(of: tuple[int, ...]) -> list[Tensor]:
+    """Parameters after three steps in a loop of one's own, sharded over a mesh of this shape."""
+    model, ids = MixedLM(), tokens(40, 1).read(0, 0, 4)
+    if of:
+        names = ("replica", "shard")[-len(of) :]
+        fully_shard(model, mesh=init_device_mesh("cpu", of, mesh_dim_names=names))
+    optimizers = InnerMuon(lr=0.02)(model)
+    for _ in range(3):
+        next_token(model, ids).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return gather_shards([*model.parameters()])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("of", [(2,), (2, 2)])
+def test_a_model_that_others_have_sharded(of: tuple[int, ...]) -> None:
+    for rank in run_on_ranks(in_own_loop, math.prod(of), of):
+        for mine, theirs in zip(in_own_loop(()), rank, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
 def values_that_cross(shards: int, replicas: int) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adloco.algorithms.short_types import LOST, exact, is_short, put
 from adloco.distributed.device import native_bf16
-from adloco.distributed.dtensor import converted, local
+from adloco.distributed.dtensor import converted, local, shard_group
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.traffic import Traffic
 
@@ -40,6 +40,10 @@ class Muon(torch.optim.Optimizer):
     right for both.
     """
 
+    owners: MatrixOwners | None = None
+    """The ranks that share the work; None: those that have the shards of a matrix, if it has any.
+    """
+
     def __init__(
         self,
         matrices: Iterable[Tensor] | Iterable[dict[str, Any]],
@@ -57,8 +61,6 @@ class Muon(torch.optim.Optimizer):
         """
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "blocks": ()}
         super().__init__(matrices, defaults)
-        self.owners = MatrixOwners(Traffic())
-        """The ranks that share the work; at first this one alone."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -67,9 +69,13 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
-            if matrices:
-                self.owners.do(_Step(matrices, self.state, group))
+            spread: dict[Any, list[Tensor]] = {}
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    spread.setdefault(shard_group(matrix), []).append(matrix)
+            for shards, matrices in spread.items():
+                owners = self.owners or MatrixOwners(Traffic(), shards=shards)
+                owners.do(_Step(matrices, self.state, group))
         return loss
 
 

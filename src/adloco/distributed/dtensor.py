@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from adloco.errors import require
 
 Device = torch.device | str | None
 
@@ -71,15 +74,26 @@ def rows_of_shards(tensor: Tensor) -> list[int]:
     return [max(0, min(most, len(tensor) - most * shard)) for shard in range(shards)]
 
 
+def shard_group(tensor: Tensor) -> ProcessGroup | None:
+    """The ranks that together have the rows of a sharded tensor; None if this one has all."""
+    if not isinstance(tensor, DTensor):
+        return None
+    return tensor.device_mesh.get_group(_sharded_dimension(tensor))
+
+
 def _sharded_dimension(tensor: DTensor) -> int:
     """The dimension of a tensor's mesh over which its rows are spread."""
-    ((dimension, placement),) = [
-        (dimension, placement)
+    spread = [
+        dimension
         for dimension, placement in enumerate(tensor.placements)
-        if placement.is_shard()
+        if not placement.is_replicate()
     ]
-    assert placement.is_shard(0), "FSDP2 shards the first dimension"
-    return dimension
+    require(
+        len(spread) == 1 and tensor.placements[spread[0]].is_shard(0),
+        "Muon needs matrices that are whole or sharded by rows, as fully_shard does it, and one is "
+        f"placed as {tensor.placements}; train such matrices with AdamW",
+    )
+    return spread[0]
 
 
 def with_local(shard: Tensor, like: Tensor) -> Tensor:
