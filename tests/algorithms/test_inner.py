@@ -337,13 +337,18 @@ def test_muon_takes_the_matrices_that_are_not_excluded() -> None:
 @pytest.mark.parametrize(
     ("head", "taken"), [(nn.Linear(4, 4, bias=False), 1), (nn.Identity(), 2), (None, 2)]
 )
-def test_muon_leaves_alone_the_output_layer_that_a_model_names(head: Any, taken: int) -> None:
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.Sequential], ids=["bare", "wrapped"])
+def test_muon_leaves_alone_the_output_layer_that_a_model_names(
+    head: Any, taken: int, wrap: Any
+) -> None:
+    """Also in DistributedDataParallel and in modules of one's own, which have no such method."""
+
     class Named(nn.Sequential):
         def get_output_embeddings(self) -> Any:
             return head
 
     last = head if taken == 1 else nn.Linear(4, 4, bias=False)
-    (group,) = InnerMuon()(Named(nn.Linear(4, 4, bias=False), last))[0].param_groups
+    (group,) = InnerMuon()(wrap(Named(nn.Linear(4, 4, bias=False), last)))[0].param_groups
     assert len(group["params"]) == taken
 
 

@@ -114,9 +114,14 @@ class InnerMuon:
 
 
 def _outer_layers(model: nn.Module) -> set[Tensor]:
-    """The matrices of embeddings, and of the output layer if the model says which one it is."""
+    """The matrices of embeddings, and of the output layer if a model says which one it is, which
+    may be inside of a wrapper.
+    """
     from torch.nn import Embedding
 
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, Embedding)]
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    return {layer.weight for layer in [*layers, head] if hasattr(layer, "weight")}
+    layers: list[Any] = []
+    for module in model.modules():
+        layers.append(getattr(module, "get_output_embeddings", lambda: None)())
+        if isinstance(module, Embedding):
+            layers.append(module)
+    return {layer.weight for layer in layers if hasattr(layer, "weight")}
