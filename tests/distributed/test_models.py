@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.multiprocessing import ProcessRaisedException
+from torch.nn.parallel import DistributedDataParallel
 
 from adloco import BatchGuards
 from adloco.distributed.dtensor import _host_mesh, first_element, gather_shards, local
@@ -162,6 +164,14 @@ def wider_by_rank() -> nn.Module:
     return BlockLM(width=5 + dist.get_rank())
 
 
+def wrapped() -> nn.Module:
+    return DistributedDataParallel(BlockLM())
+
+
+def sharded() -> nn.Module:
+    return fully_shard(BlockLM(), mesh=init_device_mesh("cpu", (2,)))
+
+
 def refused(kind: Callable[[], nn.Module], shards: int) -> str:
     try:
         run_here(shards, 1, build_model=kind, workers_per_trainer=2 // shards)
@@ -204,6 +214,12 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
                 "embedding.weight: (7, 5) of torch.float64, trainable, worker 1 has "
                 "embedding.weight: (7, 6)"
             ),
+        ),
+        (wrapped, 1, "build_model returned a model in DistributedDataParallel over 2 ranks; let"),
+        (
+            sharded,
+            2,
+            "build_model returned a model in shards over 2 ranks; let it return the model",
         ),
     ],
 )
