@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.multiprocessing import ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from adloco import BatchGuards
+from adloco import BatchGuards, place
 from adloco.distributed.dtensor import _host_mesh, first_element, gather_shards, local
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.whole_model import WholeModel
@@ -215,17 +215,35 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
                 "embedding.weight: (7, 6)"
             ),
         ),
-        (wrapped, 1, "build_model returned a model in DistributedDataParallel over 2 ranks; let"),
+        (
+            wrapped,
+            1,
+            "a model is in DistributedDataParallel over 2 ranks; leave that out",
+        ),
         (
             sharded,
             2,
-            "build_model returned a model in shards over 2 ranks; let it return the model",
+            "a model is in shards over 2 ranks; leave that out, and give place() the",
         ),
     ],
 )
 def test_models_that_are_refused(kind: Callable[[], nn.Module], shards: int, message: str) -> None:
     for said in run_on_ranks(refused, 2, kind, shards):
         assert message in said
+
+
+def in_engine() -> str:
+    try:
+        place(1, replica_size=2).engine(wrapped())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_an_engine_refuses_a_model_in_ddp() -> None:
+    """It would measure gradients that are averaged already."""
+    for said in run_on_ranks(in_engine, 2):
+        assert "a model is in DistributedDataParallel over 2 ranks; leave that out" in said
 
 
 class Failing:

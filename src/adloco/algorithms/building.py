@@ -14,7 +14,7 @@ from adloco.algorithms.replica_checks import check_alike
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.device import own_random_numbers
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import ranks_of_wrappers, written_tensors
+from adloco.distributed.parallel.layers import require_bare, written_tensors
 from adloco.distributed.placement.placement import Placement
 from adloco.errors import require
 from adloco.rules.batch_rules.seesaw import Seesaw
@@ -122,12 +122,7 @@ def build_workers(
         isinstance(model, nn.Module),
         f"build_model must return a new model, and returned {type(model).__name__}",
     )
-    for wrapper, ranks in ranks_of_wrappers(model).items():
-        require(
-            len(ranks) < 2,
-            f"build_model returned a model in {wrapper} over {len(ranks)} ranks; let it return the "
-            "model without, and give place() the worker's replica_size or shard_size",
-        )
+    require_bare(model)
     check_memory(model)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     if problem.fill is None:

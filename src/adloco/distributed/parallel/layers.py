@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.dtensor import is_sharded, ranks_of
 from adloco.distributed.parallel.gradient_norms import trainable
+from adloco.errors import require
 
 Fill = Callable[[nn.Module, nn.Module], None]
 """(model, part) -> None: gives memory and values to a part of a model built on the meta device.
@@ -99,6 +100,18 @@ def ranks_of_wrappers(model: nn.Module) -> dict[str, set[int]]:
             found = [dist.get_process_group_ranks(group) for group in groups if group]
             ranks[type(part).__name__] = set[int]().union(*found)
     return ranks
+
+
+def require_bare(model: nn.Module) -> None:
+    """Raise ValueError if ranks share the model's gradients already: an engine would average them
+    again.
+    """
+    for wrapper, ranks in ranks_of_wrappers(model).items():
+        require(
+            len(ranks) < 2,
+            f"a model is in {wrapper} over {len(ranks)} ranks; leave that out, and give place() "
+            "the worker's replica_size or shard_size, which does the same",
+        )
 
 
 def in_flat_shards(model: nn.Module) -> bool:

@@ -34,7 +34,7 @@ from adloco.distributed.messages import (
 )
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.fsdp import ShardedModel
-from adloco.distributed.parallel.layers import Fill, written_tensors
+from adloco.distributed.parallel.layers import Fill, require_bare, written_tensors
 from adloco.distributed.parallel.whole_model import WholeModel
 from adloco.distributed.placement.islands import island_of
 from adloco.distributed.placement.threads import (
@@ -148,7 +148,11 @@ class Placement:
         Called for each local worker in rising order.
 
         fill: Gives values to a model that was built on the meta device.
+
+        Raises:
+            ValueError: The model is wrapped or sharded already.
         """
+        require_bare(model)
         if self.shards > 1:
             assert self._island_group is not None
             return ShardedModel(model, self._island_group, compile, fill)
