@@ -152,4 +152,4 @@ def test_held_out_text_that_is_trained_on_is_named(
     words = ["--task.kind", "classification", "--data.path", str(labelled), "--data.tokenizer"]
     words += [str(tokenizer), "--data.validation_samples", "2", "--data.context_tokens", "5"]
     out = check([*words, "--task.evaluation_per_class", "0"], tmp_path, capsys)
-    assert "1 of the 2 texts that are held out are among those to train on" in out
+    assert "1 of the 2 texts that are held out are among those to train on, too, by the" in out

@@ -112,7 +112,7 @@ def check_labelled(data: DataSettings, task: ClassificationSettings, console: Co
     repeated = sum(text.tobytes() in known for text in held_out)
     _say(
         f"{repeated:,} of the {len(validation):,} texts that are held out are among those to train "
-        "on, too",
+        "on, too, by the tokens that a model sees",
         console,
     )
     evaluated = validation.balanced(task.evaluation_per_class, train.num_classes)
