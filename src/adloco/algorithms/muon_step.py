@@ -72,7 +72,8 @@ class Muon(torch.optim.Optimizer):
             spread: dict[Any, list[Tensor]] = {}
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    spread.setdefault(shard_group(matrix), []).append(matrix)
+                    found = None if self.owners else shard_group(matrix)
+                    spread.setdefault(found, []).append(matrix)
             for shards, matrices in spread.items():
                 owners = self.owners or MatrixOwners(Traffic(), shards=shards)
                 owners.do(_Step(matrices, self.state, group))
