@@ -165,6 +165,12 @@ def test_workers_whose_cosine_falls() -> None:
     assert all_signs(cosines(*[-0.2] * 5, *[-0.5] * 10), CAP) == []
 
 
+def test_workers_that_have_the_same_samples() -> None:
+    sign = only(cosines(None, 0.5, 1.0, 0.99999997))
+    assert (sign.kind, sign.trainer, sign.since, sign.round) == ("workers alike", 0, 3, 3)
+    assert all_signs(cosines(0.9999), CAP) == []
+
+
 def test_a_lossy_format_hides_what_workers_have_in_common() -> None:
     """The first ten rounds of `adloco train diloco --run.tokens 200k`, whose loss falls."""
     cosine = (0.45, 0.25, 0.15, 0.08, 0.06, 0.05, 0.05, 0.06, 0.06, 0.07)

@@ -54,6 +54,9 @@ COSINE_ERROR = 0.5
 1 bit and loses 0.5 to 0.8; its cosines fall from 0.5 to 0.05, and with 4 bits only to 0.16.
 """
 
+COSINE_ALIKE = 0.999999
+"""Workers that have seen other samples are further apart than this."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
@@ -175,6 +178,17 @@ def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
     """The signs of one trainer."""
     if past.cap is not None:
         yield from _of_batches(past, past.cap, trainer)
+
+    newest = _numbers(past.records[-1:], trainer, "cosine_similarity")
+    if newest and newest[0] >= COSINE_ALIKE:
+        yield past.sign(
+            "workers alike",
+            f"the pseudo-gradients of trainer {trainer}'s workers are the same",
+            "The workers may have the same samples, so that all but one add nothing",
+            "Let the data's read give each stream samples of its own",
+            since=past.records[-1],
+            trainer=trainer,
+        )
 
     window, first = past.records[-COSINE_ROUNDS:], past.cosines.get(trainer, [])
     recent = _numbers(window, trainer, "cosine_similarity")
