@@ -150,6 +150,14 @@ def test_only_one_process_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="this is one of 2 ranks; start them"):
         adloco.train("diloco")
+    data = adloco.TensorSource(torch.zeros(4, 1), num_streams=2)
+    own = adloco.Problem(
+        build_model=lambda: torch.nn.Linear(1, 1),
+        loss_fn=lambda model, x: model(x).sum(),
+        data=data,
+    )
+    with pytest.raises(ValueError, match=r"of 2 ranks; train a problem over ranks with adloco\.Ad"):
+        adloco.train("diloco", problem=own)
 
 
 def test_ctrl_c_leaves_a_run_to_go_on_with(settings: dict[str, Any], tmp_path: Path) -> None:

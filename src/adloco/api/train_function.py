@@ -84,8 +84,12 @@ def train(
     """
     require(
         num_ranks() == 1,
-        f"adloco.train trains in one process, and this is one of {num_ranks()} ranks; start them "
-        "with `adloco train --ranks N`, or with torchrun -m adloco train",
+        f"adloco.train trains in one process, and this is one of {num_ranks()} ranks; "
+        + (
+            "train a problem over ranks with adloco.AdLoCo and adloco.place"
+            if problem
+            else "start them with `adloco train --ranks N`, or with torchrun -m adloco train"
+        ),
     )
     require(
         not (resume and recipe), f"resume takes the recipe of the run; leave out {str(recipe)!r}"
