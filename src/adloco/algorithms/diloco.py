@@ -186,14 +186,14 @@ class DiLoCo:
             self._require_same_parameters()
             for worker, replica in zip(self._here, self._replicas, strict=True):
                 replica.require_finite(f"worker {worker}, inner step {self._inner_steps + 1}")
+            if self._inner_steps + 1 == schedule[0].step:
+                warn_if_alike(self._replicas, self._outer.global_params, self.placement)
         self._counted = given
         self._samples = [
             [before + count for before, count in zip(own, counts, strict=True)]
             for own in self._samples
         ]
         self._inner_steps += 1
-        if self._inner_steps == schedule[0].step:
-            warn_if_alike(self._replicas, self._outer.global_params, self.placement)
         for event in events:
             if self._inner_steps <= self.sync_every:
                 check_islands(self._replicas, self._outer.global_params, self.placement)
