@@ -38,6 +38,16 @@ def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("warm_python")
+def test_threads_that_are_given_stay(common: list[str], tmp_path: Path) -> None:
+    """Both runs had those of a half of the cores, whatever their names said."""
+    words = ["sweep", "diloco", *common, "--method.sync_every", "4", "--run.tokens", "1024"]
+    assert main([*words, "--run.threads", "1", "3"]) == 0
+    for threads in (1, 3):
+        (recipe,) = (tmp_path / "study" / "runs").glob(f"threads-{threads}-*/recipe.toml")
+        assert f"\nthreads = {threads}\n" in recipe.read_text()
+
+
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.nightly
 def test_a_grid_of_four(
     common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

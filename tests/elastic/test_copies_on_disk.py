@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from adloco.cli.main import main
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.testing import run_on_ranks
 from adloco.elastic.copies import MemoryCopies
+from adloco.run.going_back import go_back
 from adloco.run.training_run import TrainingRun
 from tests.problems import without_timings
 from tests.run.test_islands_folders import (
@@ -53,3 +56,18 @@ def test_a_machine_whose_disk_fails_is_sent_all_it_had(small: list[str], tmp_pat
     assert [line["bytes_checkpoint"] for line in history] == [sent]
     left = list((machines[0] / "run").iterdir())
     assert not [path for path in left if path.name.startswith(".seen")]
+
+
+def test_a_run_is_taken_back_on_all_machines(small: list[str], tmp_path: Path) -> None:
+    """The second one has all parts of round 2, with which the run would continue."""
+    machines = [tmp_path / "zero", tmp_path / "one"]
+    for machine in machines:
+        machine.mkdir()
+    copies = ["--run.on_rank_failure", "replace", "--run.copy_every", "1000"]
+    run_on_ranks(begin, 2, machines, [*small, *CONFIG, *copies], MemoryCopies())
+    go_back(machines[0] / "run", 1)
+    with pytest.raises(Exception, match="was taken back to round 1 on one machine, and another"):
+        run_on_ranks(go_on_alone, 2, machines)
+    go_back(machines[1] / "run", 1)
+    history, _ = run_on_ranks(go_on_alone, 2, machines)
+    assert [line["round"] for line in history] == [1, 2, 3]

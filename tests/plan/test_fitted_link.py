@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
+from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.recipe_text import to_toml
 from adloco.distributed.wire.int4 import Int4
 from adloco.plan.calibration import Calibration, Errors
 from adloco.plan.candidates import candidates
@@ -166,7 +168,7 @@ def test_rows_have_the_samples_that_a_worker_needs() -> None:
     links = fit_links(made, ["diloco"], eight, PARAMETERS)
     assert planned(links, "diloco", 40, "fp32", eight).round.total == pytest.approx(80 + 0.3 + 3)
     made = rows("adloco", lambda h, b: 0.5 * h + 60e6 / b, (20,), "round_seconds")
-    assert fitted(made).links["adloco"][0].samples == 2
+    assert fitted(made).links["adloco"][0].step_seconds == (0.5,) * 4
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,50 @@ def test_the_slowest_island_is_waited_for_once(measure: Measure, every: Sequence
     links = fit_links(rows("diloco-fp32", value, every, measure), ["diloco"], uneven, PARAMETERS)
     found = planned(links, "diloco", 40, "fp32", uneven).round
     assert (found.total, found.computing) == (pytest.approx(40 + 0.3 + 3), pytest.approx(25))
+
+
+@pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
+@pytest.mark.parametrize(
+    ("base", "lines", "speeds", "step"),
+    [
+        # Eight passes of 2 samples, of which seven have no update: each gathers the parameters.
+        ("ddp", "initial = 64\nmax_micro_batch = 2\nshard_size = 0\nreplica_size = 1", (), 3.3),
+        ("diloco", "initial = 64\nmax_micro_batch = 2", (), 3.3),
+        # What fits are the 8 samples of the largest pass that was measured.
+        ("diloco", 'initial = 64\nmax_micro_batch = "auto"', (), 3.9),
+        ("diloco", 'initial = 64\nmax_micro_batch = 2\nmode = "never"', (), 0.5),
+        ("diloco", 'initial = 12\nbalance = "speed"', (1.0, 1.0, 0.5, 0.5), 1.0),
+    ],
+)
+def test_rows_have_the_steps_of_their_recipe(
+    base: str,
+    lines: str,
+    speeds: tuple[float, ...],
+    step: float,
+    measure: Measure,
+    tmp_path: Path,
+) -> None:
+    """Accumulated, clipped at what fits, or shared by speed: a plan of the same gives them back."""
+    keys = {"initial": "batch", "max_micro_batch": "switch", "mode": "switch"}
+    own = [
+        (f"{keys.get(key, 'placement')}.{key}", value.strip('"'))
+        for key, value in (line.split(" = ") for line in lines.splitlines())
+    ]
+    recipe = build_recipe(override(read_values(base), [*own, ("wire.format", "fp32")]))
+    name = str(tmp_path / "own.toml")
+    Path(name).write_text(to_toml(recipe))
+    cluster = replace(on(20e6), update_seconds=0.1, speeds=speeds)
+    every = 1 if base == "ddp" else 20
+
+    def value(every: float, bits: float) -> float:
+        seconds = step * every + 0.3 + 60e6 / bits
+        return seconds if measure == "round_seconds" else step * every / seconds
+
+    links = fit_links(rows(name, value, (every,), measure), [name], cluster, PARAMETERS)
+    fits = ("switch.max_micro_batch", "8")
+    given = [pair for pair in own if pair[1] != "auto"]
+    found = planned(links, name, every, "fp32", cluster, fits, *given)
+    assert found.round.total == pytest.approx(step * every + 0.3 + 3)
 
 
 def test_a_plan_of_measured_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +308,7 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
         group=("diloco", 4.0, 1e6),
         calibration=fit,
         bytes_sent=6e6,
-        samples=2.0,
+        step_seconds=(0.5,) * 4,
         bandwidths=(BITS[0], BITS[-1]),
     )
     assert link.applied(on(300e6)).link.bytes_per_second == pytest.approx(6e6)

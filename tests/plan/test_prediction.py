@@ -381,6 +381,19 @@ def test_several_workers_are_nearest_to_several() -> None:
     assert nearest_method(recipe("ddp"), measured)[0] == method_of(recipe("ddp"))
 
 
+def test_what_no_run_has_is_named() -> None:
+    """Also a setting that is changed in the runs alone, or the other options of an optimizer."""
+    options = ("outer.options", "{ momentum = 0.5, nesterov = true }")
+    changed = recipe("diloco", ("outer.lr", "0.5"), options, ("wire.format", "int4"))
+    measured = {method_of(changed): 1.0}
+    assert nearest_method(changed, measured)[1] == []
+    assert nearest_method(recipe("diloco", ("wire.format", "fp32")), measured)[1] == [
+        "outer.options {'momentum': 0.6, 'nesterov': True}",
+        "wire.format fp32",
+        "without outer.lr 0.5",
+    ]
+
+
 def test_trainers_that_never_merge_need_a_run_of_their_own() -> None:
     """A law of runs with one trainer does not say what several need."""
     cluster = Cluster(islands=4, bandwidth="1gbit", samples_per_second={8: 16.0})

@@ -72,6 +72,25 @@ def test_changes_of_rounds_that_are_trained_again_are_forgotten(
     assert recorded() == []
 
 
+def test_a_run_that_became_longer_twice_goes_back_to_before(
+    small: list[str], tmp_path: Path
+) -> None:
+    """Rounds have 1,024 tokens. The warm-up's fraction is 0.012 at once, and 0.012000000000000002
+    by way of 4,500 tokens.
+    """
+    settings, _ = take_settings([*small, "--run.checkpoint_every", "1", "--run.tokens", "3000"])
+    given = dict(settings) | {"learning_rate.shape": "wsd", "learning_rate.warmup_fraction": "0.02"}
+    train("diloco", **given | {"run.keep_checkpoints": "9"})
+    folder = tmp_path / "run"
+    for round, tokens in ((1, 4500), (2, 5000)):
+        go_back(folder, round)
+        train(resume=folder, **{"run.tokens": tokens})
+    before = losses(folder)
+    go_back(folder, 1)
+    train(resume=folder)
+    assert losses(folder) == before and len(before) == 5
+
+
 def test_a_run_that_failed_and_was_taken_back_has_failed(folder: Path) -> None:
     """Without its last line, which says that it ended, the run was killed."""
     starts = folder / "starts.jsonl"

@@ -117,7 +117,15 @@ def test_a_failure_before_a_rewind_is_counted() -> None:
     # Neither a second rewind nor one after a stop is a failure.
     assert lost(start_after([BEGUN, back], "rewind", at, at, 1075.0)) == (False, 0, 0.0, 5.0)
     stop = start_after([BEGUN], "stop", reached, reached, 1060.0)
-    assert lost(start_after([BEGUN, stop], "rewind", at, reached, 1070.0)) == (False, 0, 0.0, 10.0)
+    back = start_after([BEGUN, stop], "rewind", at, reached, 1070.0)
+    assert lost(back) == (False, 0, 0.0, 10.0)
+    # Its pause counts in the table all the same.
+    resumed = start_after([BEGUN, stop, back], "resume", at, at, 1075.0)
+    rows = interruption_table([BEGUN, stop, back, resumed]).rows
+    assert [(row[0].text, row[-1].text) for row in rows] == [
+        ("taken back after a stop", "10 s"),
+        ("resumed after a stop", "5 s"),
+    ]
 
 
 @pytest.mark.parametrize(("reached", "failed", "repeated"), [(400, False, 0), (600, True, 200)])

@@ -243,15 +243,22 @@ def test_data_parallel_training_has_as_many_replicas_as_the_widest_trainer_worke
     assert (adloco.axes["syncs"][-1], adloco.axes["sent"][-1]) == (1, 1.0)
 
 
-def test_swept_tokenizers_are_marked_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "swept", "before", "after"),
+    [
+        ("tokenizer", "data.tokenizer", "bytes", "bpe:300"),
+        ("validation windows", "evaluation.windows", "64", "8"),
+    ],
+)
+def test_swept_things_that_losses_depend_on_are_marked_and_not_refused(
+    what: str, swept: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is not held equal is refused after training, too."""
     monkeypatch.setattr(Records, "read_whole", lambda _: [LINE])
-    runs = plan_runs(["diloco", "a=diloco@--data.tokenizer bpe:300"], [], 1, Path("study"))
-    found = compare(runs, targets=[], links=[], problems={}, varied=["data.tokenizer"])
+    runs = plan_runs(["diloco", f"a=diloco@--{swept} {after}"], [], 1, Path("study"))
+    found = compare(runs, targets=[], links=[], problems={}, varied=[swept])
     assert found.unequal == ()
-    assert found.warning == (
-        " NOT HELD EQUAL: tokenizer (data.tokenizer: diloco: bytes, a: bpe:300)."
-    )
+    assert found.warning == f" NOT HELD EQUAL: {what} ({swept}: diloco: {before}, a: {after})."
     assert to_json(found)["not_held_equal"] == [*found.marked]
 
 

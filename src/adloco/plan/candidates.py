@@ -158,12 +158,8 @@ def _on_cluster(
     refused = first.streaming.mixes and first.model_options.dtype == "bf16"
     if refused or not _shards_fit(first, cluster):
         return None
-    shape = first.placement
-    copies, rest = divmod(cluster.ranks, shape.shard_size or cluster.ranks or 1)
-    asked = "placement.replica_size" in point or shape.replica_size != 1
-    # What was measured of an island is that of all its ranks.
-    if copies > 1 and not (asked or rest or first.data_parallel):
-        first = replace(first, placement=replace(shape, replica_size=copies))
+    if "placement.replica_size" not in point:
+        first = on_all_ranks(first, cluster)
     if point.get("switch.max_micro_batch", "auto") == "auto":
         ranks = ranks_of_island(first, cluster)
         # A run refuses micro-batches that are too small for what its batch rule compares.
@@ -195,6 +191,17 @@ def _on_cluster(
     )
 
 
+def on_all_ranks(recipe: Recipe, cluster: Cluster) -> Recipe:
+    """The recipe with as many replicas as use all ranks of an island, unless it has its own: what
+    was measured of an island is that of all its ranks.
+    """
+    shape = recipe.placement
+    copies, rest = divmod(cluster.ranks, shape.shard_size or cluster.ranks or 1)
+    if copies < 2 or rest or shape.replica_size != 1 or recipe.data_parallel:
+        return recipe
+    return replace(recipe, placement=replace(shape, replica_size=copies))
+
+
 def check_fragments(found: Sequence[Candidate], layers: int) -> None:
     """Raise ValueError if a candidate cuts a model of so many layers into more fragments."""
     most = max(candidate.recipe.streaming.fragments for candidate in found)
@@ -223,14 +230,6 @@ def ranks_of_island(recipe: Recipe, cluster: Cluster) -> int:
     if shards and replicas:
         return shards * replicas
     return max(1, cluster.ranks, shards, replicas)  # All ranks of the island.
-
-
-def samples_of_parallel(recipe: Recipe, cluster: Cluster, batch: float) -> float:
-    """Samples of an island in an inner step of data-parallel training, as if each of its ranks had
-    as many as the one with the most, which all wait for.
-    """
-    ranks = ranks_of_island(recipe, cluster)
-    return float(ranks * math.ceil(batch / (cluster.islands * ranks)))
 
 
 def shards_of_worker(recipe: Recipe, cluster: Cluster) -> int:

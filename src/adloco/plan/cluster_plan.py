@@ -138,7 +138,8 @@ def _of_time(cluster: Cluster) -> list[str]:
         "The workers of a trainer take equal shares of its batch, or, with placement.balance = "
         "speed, shares in proportion to the speeds of their islands.",
         "In data-parallel training gradients leave in buckets of 25 MiB (the first: 1 MiB) in the "
-        "backward pass, two thirds of the time of a micro-batch; with shards, after it.",
+        "backward pass, two thirds of the time of a micro-batch; with shards, after it, as if all "
+        "layers were one: links with long latencies make them slower than that.",
         "Steps take independent times with the given jitter; encoding and decoding take none.",
         "A failure repeats the round of all islands; checkpoints and evaluations take no time.",
         "AdLoCo is taken after its last merge, with one trainer that has all workers.",

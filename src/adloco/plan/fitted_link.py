@@ -25,12 +25,13 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.errors import require
 from adloco.plan.calibration import Calibration, calibrate, describe
-from adloco.plan.candidates import Candidate, samples_of_parallel, smallest_worker_batch
+from adloco.plan.candidates import on_all_ranks, ranks_of_island
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import exchange_of
 from adloco.plan.measured_rows import Group, Rows
 from adloco.plan.round_model import TERMS
 from adloco.plan.round_time import Sync, expected_largest
+from adloco.plan.step_samples import largest_pass, samples_of_islands, trained_of
 
 FREE_BITS = 1e18
 """Bandwidth in bits/s of a link on which bytes took no time."""
@@ -47,8 +48,8 @@ class FittedLink:
     calibration: Calibration
     bytes_sent: float
     """Bytes that leave each of the measured workers in a round."""
-    samples: float
-    """Samples of each worker in an inner step, by the recipe."""
+    step_seconds: tuple[float, ...]
+    """Mean seconds of an inner step of each island, by the recipe."""
     bandwidths: tuple[float, float]
     """The lowest and the highest in bits/s that were measured."""
     single: float = 0.0
@@ -58,8 +59,7 @@ class FittedLink:
         """The cluster with what was measured."""
         constants = self.calibration.constants
         terms = {**dict.fromkeys(TERMS, 0.0), **constants.terms}
-        steps = cluster.step_seconds([self.samples] * cluster.islands)
-        step, longest = sum(steps) / len(steps), max(steps)
+        step, longest = sum(self.step_seconds) / cluster.islands, max(self.step_seconds)
         by_ratio = constants.measure == "compute_utilisation"
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
@@ -121,15 +121,11 @@ class FittedLinks:
     links: Mapping[str, Sequence[FittedLink]]
     """Name of a recipe -> what its rows say."""
 
-    def link_of(
-        self, candidate: Candidate, parameters: float, workers: int, cluster: Cluster
-    ) -> FittedLink | None:
-        """The fit to rounds most similar to a candidate; None if there is nothing. For the other
-        arguments see `exchange_of`.
-        """
-        sent = exchange_of(candidate.recipe, parameters, workers, cluster).bytes_sent
+    def link_of(self, name: str, sync: Sync) -> FittedLink | None:
+        """The fit to the rounds of a recipe whose syncs are most similar; None if there is none."""
+        sent = sync.bytes_sent
         return min(
-            self.links.get(candidate.name, ()),
+            self.links.get(name, ()),
             key=lambda link: abs(math.log(link.bytes_sent / sent)) if sent else 0.0,
             default=None,
         )
@@ -178,19 +174,23 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
             f"a plan needs rows of at least two bandwidths, got one of {describe(group)}",
         )
         name, recipe = of_plan[group]
+        recipe = on_all_ranks(recipe, cluster)
         workers = cluster.islands
         mine = [row for row in own.rows if row.group == group]
         bandwidths = [row.bits_per_second for row in mine]
-        # No run gives a worker less, whatever its recipe says of the batch.
-        least = max(cluster.ranks, smallest_worker_batch(recipe, cluster))
+        if recipe.switch.max_micro_batch == "auto":  # What fits is the largest that was measured.
+            fits = max(1, max(cluster.samples_per_second) // ranks_of_island(recipe, cluster))
+            recipe = replace(recipe, switch=replace(recipe.switch, max_micro_batch=fits))
+        most = largest_pass(recipe, cluster)
+        batch = trained_of(recipe.guards.initial, recipe, cluster, workers)
+        samples = samples_of_islands(recipe, cluster, batch, workers)
+        passes = cluster.passes(max(samples), most)
         every = {row.sync_every for row in mine}
         link = FittedLink(
             group=group,
             calibration=calibration,
-            bytes_sent=exchange_of(recipe, group[2], workers, cluster).bytes_sent,
-            samples=samples_of_parallel(recipe, cluster, recipe.guards.initial)
-            if recipe.data_parallel
-            else max(least, recipe.guards.initial / workers),
+            bytes_sent=exchange_of(recipe, group[2], workers, cluster, passes).bytes_sent,
+            step_seconds=cluster.step_seconds(samples, most),
             bandwidths=(min(bandwidths), max(bandwidths)),
             single=every.pop() if len(every) == 1 else 0.0,
         )

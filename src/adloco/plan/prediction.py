@@ -8,21 +8,15 @@ import torch
 from adloco.algorithms.inner.sgd import InnerSGD
 from adloco.algorithms.optimizers import OuterOptimizer
 from adloco.config.sections import Recipe
-from adloco.plan.candidates import (
-    Candidate,
-    ranks_of_island,
-    samples_of_parallel,
-    shards_of_worker,
-    smallest_worker_batch,
-)
+from adloco.plan.candidates import Candidate, ranks_of_island, shards_of_worker
 from adloco.plan.cluster import Cluster
 from adloco.plan.exchange import bytes_of_mean, exchange_of
 from adloco.plan.fitted_link import FittedLinks
 from adloco.plan.round_time import RoundTime, mean_round
+from adloco.plan.step_samples import largest_pass, samples_of_islands, trained_of
 from adloco.plan.target import Target
 from adloco.rules.batch_rules.norm_test import NormTest
 from adloco.rules.merge_policies.timed import TimedMerge
-from adloco.rules.shares import proportional
 from adloco.run.opened import ADAMW_MOMENTS, copies_of_worker, outer_copies, residual_copies
 
 
@@ -101,16 +95,14 @@ def predict(
     steps = tokens / workload.tokens_per_sample / batch / trainers
     # The last round of a run is cut short, and ends in a sync like the others.
     every = 1 if recipe.data_parallel else min(recipe.mean_sync_every, max(1.0, steps))
-    link = measured.link_of(candidate, workload.parameters, workers, cluster) if measured else None
-    if link:
-        cluster = link.applied(cluster)
-    largest_pass = ranks_of_island(recipe, cluster) * recipe.switch.b_max
-    samples = _samples(recipe, cluster, int(batch), workers)
-    step_seconds = cluster.step_seconds(samples, largest_pass)
-    passes = cluster.passes(batch / workers, largest_pass)
+    samples = samples_of_islands(recipe, cluster, int(batch), workers)
+    most = largest_pass(recipe, cluster)
+    passes = cluster.passes(max(samples), most)
     sync = exchange_of(recipe, workload.parameters, workers, cluster, passes)
-    if link:
+    if link := measured.link_of(candidate.name, sync) if measured else None:
+        cluster = link.applied(cluster)
         sync = link.hiding(sync, every)
+    step_seconds = cluster.step_seconds(samples, most)
     found = mean_round(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
     beside = _beside_syncs(recipe, workload, workers, trainers)
@@ -165,32 +157,7 @@ def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) ->
         held = 1 / rule.eta**2 - (rule.estimator == "plug-in")
         requested = workload.noise_scale * held
         wanted = min(max(requested, recipe.guards.minimum), recipe.guards.maximum)
-    # What does not fit in one pass may be clipped. Data-parallel training is one worker with a rank
-    # on each island.
-    ranks = ranks_of_island(recipe, cluster)
-    trained = recipe.switch.clipped(math.ceil(wanted), workers, ranks)
-    return float(max(workers * smallest_worker_batch(recipe, cluster), trained))
-
-
-def _samples(recipe: Recipe, cluster: Cluster, batch: int, workers: int) -> list[float]:
-    """Samples of each island in an inner step.
-
-    Speeds are taken for those that a run measures; its shares are then in proportion to them.
-    """
-    if recipe.data_parallel:
-        return [samples_of_parallel(recipe, cluster, batch)] * cluster.islands
-    ranks = ranks_of_island(recipe, cluster)
-    speeds = dict(enumerate(cluster.all_speeds))
-    return [
-        float(share)
-        for first in range(0, cluster.islands, workers)
-        for share in proportional(
-            batch,
-            recipe.shares.weights(range(first, first + workers), speeds),
-            minimum=smallest_worker_batch(recipe, cluster),
-            maximum=recipe.switch.most_per_worker(batch, workers, ranks),
-        )
-    ]
+    return float(trained_of(wanted, recipe, cluster, workers))
 
 
 def _beside_syncs(recipe: Recipe, workload: Workload, workers: int, trainers: int) -> float:

@@ -1,6 +1,7 @@
 """Target of a plan: the progress of the recipes' budget in tokens, or a loss."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,13 +165,21 @@ def loss_target(
 
 
 def nearest_method(recipe: Recipe, measured: Mapping[str, float]) -> tuple[str, list[str]]:
-    """The measured method that differs in the fewest words, and those words. A lone worker never
-    syncs, so it is nearest to several workers only if no others were measured.
+    """The measured method that differs in the fewest words, and what its runs lack. A lone worker
+    never syncs, so it is nearest to several workers only if no others were measured.
     """
-    wanted = {*method_of(recipe).split(", ")}
-    apart = {name: wanted ^ {*name.split(", ")} for name in measured}
+    wanted = {*_words(method_of(recipe))}
+    apart = {name: wanted ^ {*_words(name)} for name in measured}
     name = min(apart, key=lambda name: ("1 worker" in apart[name], len(apart[name])))
-    return name, sorted(wanted & apart[name])
+    named = {word.split()[0] for word in wanted}
+    # Settings that the recipe leaves at their defaults are no words of it.
+    lacking = [word for word in apart[name] - wanted if word.split()[0] not in named]
+    defaults = [f"without {word}" for word in lacking if "worker" not in word]
+    return name, [*sorted(wanted & apart[name]), *sorted(defaults)]
+
+
+def _words(method: str) -> list[str]:
+    return re.split(r", (?=\w)", method)  # Not within outer.options.
 
 
 def _assumptions(fit: LossFit, found: Sequence[Candidate]) -> tuple[str, ...]:

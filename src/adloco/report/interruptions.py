@@ -7,9 +7,13 @@ from adloco.report.readable import TIMES, readable
 from adloco.report.table import Table, table_by
 from adloco.run.starts import Start, failure_cost
 
-GOING_ON = {"resume": "resumed", "regroup": "ranks regrouped", "join": "ranks joined"}
-"""Kinds of starts after the first, in words."""
-WORDS = GOING_ON | {"rewind": "taken back"}
+WORDS = {
+    "resume": "resumed",
+    "regroup": "ranks regrouped",
+    "join": "ranks joined",
+    "rewind": "taken back",
+}
+"""Kinds of starts after the first, and of rewinds, in words."""
 
 
 def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[str, str]]:
@@ -28,7 +32,7 @@ def interruption_cards(starts: Sequence[Start], seconds: float) -> list[tuple[st
 
 
 def interruption_table(starts: Sequence[Start]) -> Table:
-    """A table of the starts after the first, and of rewinds after a failure."""
+    """A table of the starts after the first, and of rewinds."""
     columns: dict[str, Callable[[Start], str]] = {
         "start": _what,
         "time (UTC)": lambda start: f"{datetime.fromtimestamp(start.time, UTC):%Y-%m-%d %H:%M:%S}",
@@ -37,7 +41,7 @@ def interruption_table(starts: Sequence[Start]) -> Table:
         "time repeated": lambda start: readable(start.seconds_repeated, TIMES),
         "time down": lambda start: readable(start.seconds_down, TIMES),
     }
-    after = [start for start in starts if start.kind in GOING_ON or start.failed]
+    after = [start for start in starts if start.kind in WORDS]
     note = (
         "Time repeated is what rounds that are trained again took the first time. Time down is "
         "the rest of the time in which nothing that counts was trained: lost after a failure, a "

@@ -229,9 +229,12 @@ def with_longer_schedule(
         "decay, in a run that may become longer",
     )
     longer = schedule(recipe.run.tokens)
-    # The folder may have the schedule of a longer run that was cut off before a checkpoint.
-    if now in (planned, schedule(own["tokens"])):
-        recipe = replace(recipe, learning_rate=longer)
+    # The folder may have the schedule of a longer run that was cut off before a checkpoint, or was
+    # taken back; the fraction of a run that became longer twice was rounded twice.
+    for each in (planned, schedule(own["tokens"])):
+        close = math.isclose(now.warmup_fraction, each.warmup_fraction)
+        if close and replace(now, warmup_fraction=each.warmup_fraction) == each:
+            recipe = replace(recipe, learning_rate=longer)
     values = (longer.total_tokens, longer.warmup_fraction)
     known = {
         name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun

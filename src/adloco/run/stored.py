@@ -120,6 +120,13 @@ def recovered_run(
         check_records(folder)  # Before training, and before a file is changed.
     living = recipe.method.living_workers
     found = load_newest_good(folder / CHECKPOINTS, placement, living, copies)
+    taken_back = placement.agree(_taken_back(folder) if placement.is_rank_zero else None)
+    newest = checkpoint.round_of(found.checkpoint)
+    require(
+        taken_back is None or newest <= taken_back,
+        f"the run in {folder} was taken back to round {taken_back} on one machine, and another "
+        f"has round {newest}; give adloco rewind {folder} {taken_back} there too",
+    )
     stored = stored_run(folder, recipe, found.checkpoint, found.parts[RUN])
     records = Records(folder)
     digests, rounds = stored.about["records"], stored.algorithm["rounds_done"]
@@ -127,6 +134,15 @@ def recovered_run(
     if placement.is_rank_zero:
         records.check_unchanged(digests, rounds)
     return stored, found
+
+
+def _taken_back(folder: Path) -> int | None:
+    """The round to which the run was taken back in this folder; None if it has trained here since,
+    or was not.
+    """
+    newest = checkpoint.newest_round(folder / CHECKPOINTS)
+    last = read_starts(folder)[-1:]
+    return next((one.round for one in last if one.kind == "rewind" and newest <= one.round), None)
 
 
 def stored_run(folder: Path, recipe: Recipe, chosen: Path, state: dict[str, Any]) -> StoredRun:
