@@ -428,7 +428,10 @@ def test_no_work_at_import() -> None:
 
 def test_tests_reach_into_no_private_attributes() -> None:
     """A run is disturbed by what a user could hand in: a source, a clock, a phase, a hook."""
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
+    files = {*Path(__file__).parent.rglob("*.py")}
+    # It stands in for a part of torch, and reaches into torch alone.
+    files -= {Path(__file__).parent / "simulated_gpus" / "simulated.py"}
+    for file in sorted(files):
         private = [
             f"{file.name}:{node.lineno} {node.attr}"
             for node in ast.walk(ast.parse(file.read_text()))

@@ -169,6 +169,27 @@ def test_two_ranks_that_share_a_gpu_have_the_numbers_of_one_process(
         assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(2, ["ddp-norm"]), (2, ["fsdp-norm"]), (4, ["diloco", "--placement.shard_size", "2"])],
+    ids=str,
+)
+def test_ranks_that_have_a_gpu_each_compute_what_cpus_compute(
+    ranks: int, words: list[str], small: list[str], tmp_path: Path
+) -> None:
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    words = [*words, *small, *ADAMW, "--run.precision", "fp32", "--ranks", str(ranks)]
+    for device in ("cpu", "cuda"):
+        own = with_folder(words, tmp_path / device)
+        assert main(["train", *own, "--run.device", device]) == 0
+    for line, expected in itertools.zip_longest(
+        numbers(tmp_path / "cuda"), numbers(tmp_path / "cpu")
+    ):
+        assert line["tokens"] == expected["tokens"]
+        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+
+
 def test_a_deterministic_run_repeats_each_bit(small: list[str], tmp_path: Path) -> None:
     """Over a context for which the backward pass of attention has no order of its own."""
     words = ["single", *small, "--run.device", "cuda", "--data.context_tokens", "1024"]

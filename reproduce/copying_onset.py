@@ -1,0 +1,134 @@
+"""After how many tokens a small model begins to copy from its context, by method.
+
+    .venv/bin/python reproduce/copying_onset.py FOLDER [--seeds N] [--table]
+
+Half of the text is Python's standard library, and half random words, of which each stands two to
+four times in its line. A word that comes again is foretold only by copying. A run that FOLDER has
+is not trained again; --table trains none.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import string
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import adloco
+from copying import losses
+
+SIGNS, WORD = string.ascii_letters + string.digits, 24
+TOKENS, TEXT = 3_000_000, "texts"
+HALF = 2.1
+"""Loss of a word's second time in nats, half of that of a word that nothing foretells."""
+SETTINGS = {
+    "model.hidden_size": 64,
+    "model.intermediate_size": 176,
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "evaluation.windows": 0,
+    "evaluation.every": 10**6,
+    "run.precision": "fp32",
+    "run.threads": 1,
+    "run.trackers": "none",
+    "run.keep_checkpoints": 1000,
+    "run.checkpoint_seconds": 0,
+}
+LONGER = {
+    "batch.initial": 16,
+    "inner.lr": 1.1e-2,
+    "method.sync_every": 3,
+    "method.sync_growth": 1,
+    "outer.lr": 1,
+    "outer.options": {"momentum": 0.3, "nesterov": True},
+}
+ARMS = {
+    "ddp": ("ddp", 5, {}),
+    "diloco": ("diloco", 10, {}),
+    "diloco, four workers": ("diloco", 10, {"method.workers_per_trainer": 4}),
+    "diloco, settings for longer runs": ("diloco", 20, LONGER),
+    "adloco": ("adloco", 4, {}),
+}
+"""Recipe, rounds between checkpoints, and settings."""
+
+
+def write_texts(folder: Path) -> None:
+    folder.mkdir()
+    draws = random.Random(0)
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        lines, code, drawn = [], 0, 0
+        for line in file.read_text(errors="replace").splitlines():
+            lines.append(line)
+            code += len(line) + 1
+            while drawn < code:
+                word = "".join(draws.choice(SIGNS) for _ in range(draws.randint(12, 32)))
+                lines.append("# " + " ".join([word] * draws.randint(2, 4)))
+                drawn += len(lines[-1]) + 1
+        (folder / f"{file.stem}.txt").write_text("\n".join(lines) + "\n")
+
+
+def new_lines() -> tuple[Tensor, int]:
+    """Lines [line, sign] with a random word four times, and the place of its second time."""
+    draws, begin = random.Random(7), "    return x\n# "
+    words = ["".join(draws.choice(SIGNS) for _ in range(WORD)) for _ in range(256)]
+    lines = [[*(begin + " ".join([word] * 4)).encode()] for word in words]
+    return torch.tensor(lines), len(begin) + WORD + 1
+
+
+def onset(folder: Path) -> float:
+    """Millions of tokens after which the loss of a word's second time is `HALF`, on the line
+    between two checkpoints.
+    """
+    lines, begin = new_lines()
+    records = (folder / "metrics.jsonl").read_text().splitlines()
+    tokens = {0: 0} | {each["round"]: each["tokens"] for each in map(json.loads, records)}
+    last = (0.0, float("inf"))
+    for checkpoint in sorted((folder / "checkpoints").glob("round-*")):
+        number = int(checkpoint.name.split("-")[1])
+        model = adloco.load(folder, round=number).model.eval()
+        # Without the first two signs, which nothing foretells.
+        loss = float(losses(model, lines)[begin + 1 : begin + WORD - 1].mean())
+        now = (tokens[number] / 1e6, loss)
+        if loss < HALF:
+            share = (last[1] - HALF) / (last[1] - loss)
+            return last[0] + share * (now[0] - last[0])
+        last = now
+    return float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    for seed in range(options.seeds):
+        for arm, (recipe, every, settings) in ARMS.items():
+            folder = options.folder / f"{arm}-{seed}"
+            if not options.table and not (folder / "summary.json").exists():
+                if not (options.folder / TEXT).exists():
+                    write_texts(options.folder / TEXT)
+                settings = SETTINGS | settings | {"run.checkpoint_every": every}
+                adloco.train(
+                    recipe,
+                    tokens=TOKENS,
+                    data=options.folder / TEXT,
+                    folder=folder,
+                    seed=seed,
+                    **settings,
+                )
+            if (folder / "summary.json").exists():
+                found.setdefault(arm, []).append(onset(folder))
+    for arm, tokens in found.items():
+        each = ", ".join(f"{value:.2f}" for value in tokens)
+        mean = statistics.mean(tokens)
+        print(f"{arm}: {mean:.2f} million tokens ({each})")
+
+
+if __name__ == "__main__":
+    main()
