@@ -16,10 +16,10 @@ import sysconfig
 from pathlib import Path
 
 import torch
+from copying import losses
 from torch import Tensor
 
 import adloco
-from copying import losses
 
 SIGNS, WORD = string.ascii_letters + string.digits, 24
 TOKENS, TEXT = 3_000_000, "texts"
