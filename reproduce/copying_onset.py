@@ -4,7 +4,7 @@
 
 Half of the text is Python's standard library, and half random words, of which each stands two to
 four times in its line. A word that comes again is foretold only by copying. A run that FOLDER has
-is not trained again; --table trains none.
+is not trained again, and one that was stopped is resumed; --table trains none.
 """
 
 import argparse
@@ -50,6 +50,11 @@ ARMS = {
     "ddp": ("ddp", 5, {}),
     "diloco": ("diloco", 10, {}),
     "diloco, four workers": ("diloco", 10, {"method.workers_per_trainer": 4}),
+    "diloco, four workers, fp32": (
+        "diloco",
+        10,
+        {"method.workers_per_trainer": 4, "wire.format": "fp32"},
+    ),
     "diloco, settings for longer runs": ("diloco", 20, LONGER),
     "adloco": ("adloco", 4, {}),
 }
@@ -57,7 +62,7 @@ ARMS = {
 
 
 def write_texts(folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     draws = random.Random(0)
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         lines, code, drawn = [], 0, 0
@@ -106,22 +111,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    texts = options.folder / TEXT
+    if not texts.exists():
+        write_texts(texts)
     found: dict[str, list[float]] = {}
     for seed in range(options.seeds):
         for arm, (recipe, every, settings) in ARMS.items():
             folder = options.folder / f"{arm}-{seed}"
             if not options.table and not (folder / "summary.json").exists():
-                if not (options.folder / TEXT).exists():
-                    write_texts(options.folder / TEXT)
-                settings = SETTINGS | settings | {"run.checkpoint_every": every}
-                adloco.train(
-                    recipe,
-                    tokens=TOKENS,
-                    data=options.folder / TEXT,
-                    folder=folder,
-                    seed=seed,
-                    **settings,
-                )
+                given = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
+                if (folder / "recipe.toml").exists():
+                    adloco.train(resume=folder)
+                else:
+                    adloco.train(recipe, tokens=TOKENS, data=texts, folder=folder, **given)
             if (folder / "summary.json").exists():
                 found.setdefault(arm, []).append(onset(folder))
     for arm, tokens in found.items():
