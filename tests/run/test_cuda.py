@@ -39,17 +39,22 @@ def with_folder(words: list[str], folder: Path) -> list[str]:
     return [*words[: place + 1], str(folder), *words[place + 2 :]]
 
 
+def assert_alike(folder: Path, other: Path) -> None:
+    """Two runs have the same numbers, to rounding."""
+    for line, expected in itertools.zip_longest(numbers(folder), numbers(other)):
+        assert line["tokens"] == expected["tokens"]
+        assert line["bytes_communicated"] == expected["bytes_communicated"]
+        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_gpu_computes_what_a_cpu_computes(name: str, small: list[str], tmp_path: Path) -> None:
     fp32 = ["--run.precision", "fp32", "--batch.maximum", "24"]
     for device in ("cpu", "cuda"):
         words = [*RUNS[name], *with_folder(small, tmp_path / device), *fp32]
         assert main(["train", *words, "--run.device", device]) == 0
-    ours, truth = numbers(tmp_path / "cuda"), numbers(tmp_path / "cpu")
-    for line, expected in itertools.zip_longest(ours, truth):
-        assert line["tokens"] == expected["tokens"]
-        assert line["bytes_communicated"] == expected["bytes_communicated"]
-        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+    assert_alike(tmp_path / "cuda", tmp_path / "cpu")
+    for line, expected in zip(numbers(tmp_path / "cuda"), numbers(tmp_path / "cpu"), strict=True):
         for row, other in zip(line["trainers"], expected["trainers"], strict=True):
             assert row["requested_batch"] == other["requested_batch"]
 
@@ -95,10 +100,7 @@ def test_captured_passes_and_updates_are_those_without(
     monkeypatch.setattr(cuda_graphs, "LARGEST_WORK", 0)
     monkeypatch.setattr(worker, "can_capture", lambda optimizers: False)
     assert main(["train", *with_folder(words, tmp_path / "plain")]) == 0
-    ours, truth = numbers(tmp_path / "captured"), numbers(tmp_path / "plain")
-    for line, expected in itertools.zip_longest(ours, truth):
-        assert line["tokens"] == expected["tokens"]
-        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+    assert_alike(tmp_path / "captured", tmp_path / "plain")
 
 
 def test_workers_that_compute_at_once_have_the_numbers_of_workers_in_turn(
@@ -119,10 +121,7 @@ def test_compiled_passes_that_are_captured_are_those_without(
     assert main(["train", "adloco", *with_folder(words, tmp_path / "captured")]) == 0
     monkeypatch.setattr(worker, "has_graphs", lambda device: False)
     assert main(["train", "adloco", *with_folder(words, tmp_path / "plain")]) == 0
-    ours, truth = numbers(tmp_path / "captured"), numbers(tmp_path / "plain")
-    for line, expected in itertools.zip_longest(ours, truth):
-        assert line["tokens"] == expected["tokens"]
-        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+    assert_alike(tmp_path / "captured", tmp_path / "plain")
 
 
 def test_memory_of_graphs_that_are_gone_takes_others() -> None:
@@ -161,12 +160,7 @@ def test_two_ranks_that_share_a_gpu_have_the_numbers_of_one_process(
     words = ["diloco", *small, "--run.device", "cuda", "--wire.format", "int4"]
     assert main(["train", *with_folder(words, tmp_path / "one")]) == 0
     assert main(["train", *with_folder(words, tmp_path / "two"), "--ranks", "2"]) == 0
-    for line, expected in itertools.zip_longest(
-        numbers(tmp_path / "two"), numbers(tmp_path / "one")
-    ):
-        assert line["tokens"] == expected["tokens"]
-        assert line["bytes_communicated"] == expected["bytes_communicated"]
-        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+    assert_alike(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.parametrize(
@@ -183,11 +177,7 @@ def test_ranks_that_have_a_gpu_each_compute_what_cpus_compute(
     for device in ("cpu", "cuda"):
         own = with_folder(words, tmp_path / device)
         assert main(["train", *own, "--run.device", device]) == 0
-    for line, expected in itertools.zip_longest(
-        numbers(tmp_path / "cuda"), numbers(tmp_path / "cpu")
-    ):
-        assert line["tokens"] == expected["tokens"]
-        assert line["train_loss"] == pytest.approx(expected["train_loss"], rel=2e-3)
+    assert_alike(tmp_path / "cuda", tmp_path / "cpu")
 
 
 def test_a_deterministic_run_repeats_each_bit(small: list[str], tmp_path: Path) -> None:

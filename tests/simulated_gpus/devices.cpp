@@ -56,8 +56,12 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
 };
 
-// torch.cuda.set_device.
-extern "C" void set_current(int index) { current = static_cast<c10::DeviceIndex>(index); }
+// For simulated.py.
+extern "C" {
+int gpus() { return GPUS; }
+int current_gpu() { return current; }
+void set_gpu(int index) { current = static_cast<c10::DeviceIndex>(index); }
+}
 
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from adloco.algorithms import optimizer_state
 from adloco.distributed.parallel import fsdp as sharding
 
-GPUS, MEMORY = 4, 64 * 2**30
+MEMORY = 64 * 2**30
 CPU = torch.device("cpu")
 aten = torch.ops.aten
 
@@ -95,7 +95,7 @@ def on_gpu(device: Any) -> bool:
 
 def with_index(device: Any) -> torch.device:
     device = torch.device(device)
-    return device if device.index is not None else torch.device("cuda", current.index)
+    return device if device.index is not None else torch.device("cuda", devices.current_gpu())
 
 
 def inside(value: Any) -> Any:
@@ -107,11 +107,11 @@ def compute(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
     given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     ours = [each for each in given if isinstance(each, OnGpu)]
     to = kwargs.get("device")
-    devices = {each.device for each in ours}
     if ours and function not in TAKES_BOTH:
-        devices |= {each.device for each in given if each.dim() > 0}
-    if len(devices) > 1 and function not in TAKES_BOTH:
-        raise RuntimeError(f"{function} was given tensors on {devices}")
+        # A GPU takes single numbers of the host.
+        places = {each.device for each in given if each.dim() > 0 or isinstance(each, OnGpu)}
+        if len(places) > 1:
+            raise RuntimeError(f"{function} was given tensors on {places}")
     if (ours and function in WAITS) or copies_and_waits(function, args, kwargs):
         host_waits(str(function))
     own_args, own_kwargs = tree_map(inside, (args, dict(kwargs)))
@@ -241,15 +241,13 @@ class Stream:
 
 devices = ctypes.CDLL(os.environ["SIMULATED_GPUS"])
 capturing = SimpleNamespace(graph=None)
-current = SimpleNamespace(index=0)
 pinned: set[int] = set()
 """Addresses of the memory that was asked for as pinned."""
 waits = SimpleNamespace(raise_errors=False)
 
 
 def set_device(device: Any) -> None:
-    current.index = with_index(device).index
-    devices.set_current(current.index)
+    devices.set_gpu(with_index(device).index)
 
 
 def set_sync_debug_mode(mode: str) -> None:
@@ -299,10 +297,10 @@ ANSWERS = {
     "CUDAGraph": Graph,
     "Event": Stream,
     "Stream": Stream,
-    "current_device": lambda: current.index,
+    "current_device": lambda: devices.current_gpu(),  # torch hashes it.
     "current_stream": Stream,
     "device": lambda device: contextlib.nullcontext(),
-    "device_count": lambda: GPUS,
+    "device_count": lambda: devices.gpus(),
     "empty_cache": lambda: None,
     "get_device_name": lambda device=None: properties(device).name,
     "get_device_properties": properties,

@@ -120,7 +120,8 @@ def _start(job: Job, logs: Path, parallel: int) -> None:
     shared: dict[str, str] = {}
     if parallel > 1:
         threads = str(max(1, num_cores() // parallel))
-        command += [] if run.recipe.run.threads else ["--run.threads", threads]
+        if not run.recipe.run.threads:
+            command += ["--run.threads", threads]
         shared["OMP_NUM_THREADS"] = threads
     log = _log(run, logs)
     log.unlink(missing_ok=True)  # A run of a study that was killed may still write to it.
