@@ -248,6 +248,7 @@ def test_data_parallel_training_has_as_many_replicas_as_the_widest_trainer_worke
     [
         ("tokenizer", "data.tokenizer", "bytes", "bpe:300"),
         ("validation windows", "evaluation.windows", "64", "8"),
+        ("data", "data.context_tokens", "128", "64"),
     ],
 )
 def test_swept_things_that_losses_depend_on_are_marked_and_not_refused(

@@ -227,9 +227,9 @@ def compare(
     different = {text for found in texts.values() for text in found}
     other = "; ".join(f"{arm}: {', '.join(text) or '-'}" for arm, text in texts.items())
     unequal = inequalities(runs, varied)
-    # Losses are for each token, of which tokenizers make more or fewer from a text, and windows
-    # differ in how hard they are.
-    others = [name for name in varied if held_by(name) not in ("tokenizer", "validation windows")]
+    # Losses are for each token, of which tokenizers make more or fewer from a text, and texts,
+    # windows and their places differ in how hard they are.
+    others = [name for name in varied if held_by(name) in ("", "model", "budget")]
     marked = [each for each in inequalities(runs, others) if each not in unequal]
     marked += [
         f"settings of {run.arm}, seed {run.seed}: {'; '.join(changes)}"
