@@ -1,0 +1,267 @@
+"""Random runs compute what `oracle.py` computes: parameters, batches, streams and merges, and so
+they do after they were saved and loaded between rounds.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adloco import (
+    AdLoCo,
+    BatchGuards,
+    ConstantBatch,
+    LearningRate,
+    MergeFates,
+    MergeLargestWithSmallest,
+    MergeSmallest,
+    NormTest,
+    Streaming,
+    SwitchMode,
+    TensorSource,
+)
+from adloco.algorithms.method import SyncWeights
+from adloco.distributed.wire.bf16 import Bf16
+from adloco.distributed.wire.feedback import Feedback
+from adloco.distributed.wire.int1 import Int1
+from adloco.distributed.wire.int2 import Int2
+from adloco.distributed.wire.int4 import Int4
+from adloco.distributed.wire.int8 import Int8
+from adloco.distributed.wire.wire_format import WireFormat
+from adloco.rules.batch_rules.ramp import RampBatch
+from tests.algorithms.oracle import Array, Oracle, Settings, Wire
+from tests.problems import Interrupting, adamw, make_run, outer_sgd, params_of, squared_error
+
+NIGHTLY = pytest.mark.nightly
+POLICIES = {"smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
+
+
+WIRES: dict[str, list[WireFormat]] = {
+    "bf16": [Bf16(), Bf16(), Bf16()],
+    "int8": [Int8(block=8), Int8(block=8), Int8(block=8)],
+    "int4": [Int4(block=8), Int4(block=8), Int8()],
+    "int2": [Int2(block=16), Int4(), Int8()],
+    "int1": [Int1(block=8), Int4(), Int8()],
+}
+"""Of pseudo-gradients, of differences and outer momentum, and of parameters in a merge."""
+
+
+class Net(nn.Module):
+    """The model of the oracle: two layers that are fragments of their own, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks = nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(2))
+        self.head = nn.Linear(3, 1, bias=False)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = torch.tanh(block(inputs))
+        found: Tensor = self.head(inputs)
+        return found
+
+
+def drawn(seed: int) -> Settings:
+    """Settings that fit together."""
+    draws = random.Random(seed)
+    one_of = draws.choice
+    trainers, workers = one_of([1, 1, 2, 3, 4]), one_of([1, 1, 2, 3])
+    alone = trainers == workers == 1
+    everyone = range(trainers * workers)
+    dropped = tuple(sorted(draws.sample(everyone, one_of([0, 0, min(1, len(everyone) - 1)]))))
+    rule = one_of(["constant", "ramp", "unbiased", "unbiased", "plug-in"])
+    shape = one_of(["cosine", "wsd", "constant"])
+    sync_every, fragments = draws.randint(1, 7), draws.randint(1, 3)
+    fragments = min(fragments, sync_every)
+    tau = draws.randint(0, sync_every // fragments - 1)
+    wire = one_of(["fp32", "fp32", *WIRES])
+    minimum = draws.randint(1, 4)
+    initial = draws.randint(minimum, 12)
+    return Settings(
+        num_trainers=trainers,
+        workers_per_trainer=workers,
+        dropped=dropped,
+        sync_every=sync_every,
+        sync_growth=0.0 if shape == "constant" else one_of([0.0, 0.0, 0.5, 1.0]),
+        max_grad_norm=one_of([0.0, 0.3, 1.0]),
+        inner=one_of(["sgd", "adamw"]),
+        lr=one_of([0.01, 0.03]),
+        shape=shape,
+        total_samples=draws.randint(300, 1500),
+        warmup=one_of([0.0, 0.1, 0.3]),
+        final=one_of([0.1, 0.5]),
+        coupling=one_of(["none", "sqrt", "linear"]),
+        outer=one_of([None, (1.0, 0.0, False), (0.7, 0.9, True), (0.8, 0.5, False)]),
+        equal_weights=one_of([False, False, True]),
+        fragments=fragments,
+        tau=tau,
+        alpha=one_of([0.0, 0.5, 1.0]) if tau else one_of([0.0, 0.0, 0.25]),
+        wire=wire,
+        feedback=wire in WIRES and one_of([False, True]),
+        feedback_decay=one_of([0.9, 1.0]),
+        rule=rule,
+        eta=one_of([0.4, 0.8, 1.5, 3.0]),
+        ramp=(draws.randint(1, 8), draws.randint(8, 40), draws.randint(50, 400)),
+        initial=initial,
+        minimum=minimum,
+        maximum=draws.randint(max(initial, 16), 60),
+        max_growth=one_of([1.3, 2.0, float("inf")]),
+        hysteresis=one_of([0.0, 0.2]),
+        grow_only=one_of([False, True]),
+        groups=draws.randint(2, 5),
+        test_steps=draws.randint(1, 4),
+        last_steps=alone and one_of([False, True]),
+        max_micro_batch=draws.randint(2, 8),
+        multiplier=one_of([1.0, 1.5, 2.0]),
+        mode=one_of(["switch", "switch", "always", "never"]),
+        policy="none" if alone else one_of(["none", *POLICIES]),
+        merge_count=draws.randint(2, 3),
+        merge_every=draws.randint(1, 3),
+        first_merge=draws.randint(1, 3),
+        parameters=one_of(["weighted", "uniform", "survivor"]),
+        outer_momentum=one_of(["weighted", "survivor", "reset"]),
+        inner_state=one_of(["keep", "mean", "reset"]),
+        streams=one_of(["keep", "balance"]),
+        requested_batch=one_of(["survivor", "weighted", "sum"]),
+    )
+
+
+def samples(num_streams: int, seed: int) -> TensorSource:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(400, 3, generator=generator, dtype=torch.float64)
+    noise = torch.randn(400, generator=generator, dtype=torch.float64)
+    targets = torch.sin(inputs.sum(1)) + 0.3 * noise
+    return TensorSource(inputs, targets, num_streams=num_streams, seed=seed)
+
+
+def run_of(told: Settings, data: Interrupting) -> AdLoCo:
+    rules: dict[str, Any] = {
+        "constant": ConstantBatch(),
+        "ramp": RampBatch(first=told.ramp[0], last=told.ramp[1], over_samples=told.ramp[2]),
+    }
+    merges: dict[str, Any] = {}
+    if told.policy != "none":
+        merges["merge"] = POLICIES[told.policy](
+            count=told.merge_count, every=told.merge_every, first_round=told.first_merge
+        )
+    inners: dict[str, Any] = {
+        "sgd": lambda model: [torch.optim.SGD(model.parameters(), lr=told.lr, momentum=0.9)],
+        "adamw": adamw(told.lr),
+    }
+    return make_run(
+        build_model=Net,
+        loss_fn=squared_error,
+        data=data,
+        num_trainers=told.num_trainers,
+        workers_per_trainer=told.workers_per_trainer,
+        dropped=told.dropped,
+        sync_every=told.sync_every,
+        sync_growth=told.sync_growth,
+        max_grad_norm=told.max_grad_norm,
+        inner=inners[told.inner],
+        learning_rate=LearningRate(
+            shape=told.shape,
+            total_tokens=told.total_samples,
+            warmup_fraction=told.warmup,
+            final_fraction=told.final,
+            coupling=told.coupling,
+        ),
+        outer=outer_sgd(*told.outer) if told.outer else None,
+        weights=SyncWeights(weights="equal" if told.equal_weights else "samples"),
+        streaming=Streaming(fragments=told.fragments, tau=told.tau, alpha=told.alpha),
+        wire=WIRES[told.wire][0] if told.wire in WIRES else None,
+        feedback=Feedback(
+            feedback="params" if told.feedback else "none", feedback_decay=told.feedback_decay
+        ),
+        batch=rules.get(told.rule) or NormTest(eta=told.eta, estimator=told.rule),
+        guards=BatchGuards(
+            initial=told.initial,
+            minimum=told.minimum,
+            maximum=told.maximum,
+            max_growth=told.max_growth,
+            hysteresis=told.hysteresis,
+            grow_only=told.grow_only,
+        ),
+        test_groups=told.groups,
+        test_steps=told.test_steps,
+        test_step="last" if told.last_steps else "first",
+        switch=SwitchMode(
+            max_micro_batch=told.max_micro_batch, multiplier=told.multiplier, mode=told.mode
+        ),
+        fates=MergeFates(
+            parameters=told.parameters,
+            outer_momentum=told.outer_momentum,
+            inner_state=told.inner_state,
+            streams=told.streams,
+            requested_batch=told.requested_batch,
+        ),
+        **merges,
+    )
+
+
+def wire_of(given: WireFormat | None) -> Wire | None:
+    if given is None:
+        return None
+    wire = given
+    return wire.block, lambda rows: wire.decode(wire.encode(torch.from_numpy(rows))).numpy()
+
+
+def flat(tensors: Any) -> Array:
+    return torch.cat([each.detach().flatten() for each in tensors]).numpy()
+
+
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 600), marks=NIGHTLY)])
+def test_random_runs(seeds: range) -> None:
+    for seed in seeds:
+        check(drawn(seed), random.Random(seed))
+
+
+def check(told: Settings, draws: random.Random) -> None:
+    """Six rounds, of which one is stopped within and one ends with a step of other samples."""
+    source = samples(told.num_trainers * told.workers_per_trainer, draws.randrange(100))
+    data = Interrupting(source)
+
+    def read(stream: int, position: int, count: int) -> tuple[Array, Array]:
+        inputs, targets = source.read(stream, position, count)
+        return inputs.numpy(), targets.numpy()
+
+    # AdamW counts its steps in float32, whose weighted mean is rounded.
+    within = 1e-7 if told.inner_state == "mean" and told.policy != "none" else 1e-12
+    wires = [wire_of(each) for each in WIRES.get(told.wire, [None] * 3)]
+    run, oracle = run_of(told, data), Oracle(told, flat(Net().parameters()), read, wires)
+    stopped, shorter = draws.randrange(6), draws.randrange(6)
+    for number in range(6):
+        final = 0
+        if number == shorter:
+            fewest = run.fewest_samples
+            final = draws.randrange(fewest, run.samples_per_inner_step + fewest)
+        if number == stopped:
+            data.before(draws.randint(1, 20), run.stop)
+        report = run.round(final_samples=final)
+        if number == stopped:
+            state, run = run.state_dict(), run_of(told, data)
+            run.load_state_dict(state)
+        if report is None:
+            run.round()
+        oracle.round(final)
+        where = f"round {number} of {told}"
+        trainers = {
+            id: (each.worker_ids, each.requested_batch) for id, each in run.trainers.items()
+        }
+        streams = {id: (each.stream, each.position) for id, each in run.workers.items()}
+        assert trainers == {
+            id: (each.workers, each.request) for id, each in oracle.trainers.items()
+        }, where
+        assert streams == {
+            id: (each.stream, each.position) for id, each in oracle.workers.items()
+        }, where
+        for id, trainer in oracle.trainers.items():
+            assert np.abs(params_of(run, id).numpy() - trainer.theta).max() < within, where
+        for id, worker in oracle.workers.items():
+            params = flat(run.workers[id].replica.params)
+            assert np.abs(params - worker.theta).max() < within, where
