@@ -451,14 +451,7 @@ class Oracle:
         due = told.policy != "none" and late >= 0 and late % told.merge_every == 0
         if not due or len(self.trainers) < 2:
             return
-        if self.diverged:
-            for trainer in self.trainers.values():
-                apart = [trainer.theta - self.workers[worker].theta for worker in trainer.workers]
-                mean, _ = exchanged(apart, self._weights(trainer), self.difference_wire)
-                trainer.theta = trainer.theta - mean
-                for worker in trainer.workers:
-                    self.workers[worker].theta = trainer.theta.copy()
-            self.diverged = False
+        self.average_replicas()
         ranked = sorted(self.trainers.values(), key=lambda each: (each.request, each.id))
         members = ranked[: told.merge_count]
         if told.policy == "largest-with-smallest":
@@ -493,6 +486,16 @@ class Oracle:
             read = sorted((each.position, each.stream) for each in self.workers.values())
             for worker, (position, stream) in zip(readers, read, strict=True):
                 self.workers[worker].position, self.workers[worker].stream = position, stream
+
+    def average_replicas(self) -> None:
+        """If workers have diverged, set them and the global parameters to their mean."""
+        for trainer in self.trainers.values() if self.diverged else ():
+            apart = [trainer.theta - self.workers[worker].theta for worker in trainer.workers]
+            mean, _ = exchanged(apart, self._weights(trainer), self.difference_wire)
+            trainer.theta = trainer.theta - mean
+            for worker in trainer.workers:
+                self.workers[worker].theta = trainer.theta.copy()
+        self.diverged = False
 
     def _mean_of_trainers(
         self,

@@ -1,8 +1,11 @@
-"""Random runs compute what `oracle.py` computes: parameters, batches, streams and merges, and so
-they do after they were saved and loaded between rounds.
+"""Random runs, and loops of one's own, compute what `oracle.py` computes: parameters, batches,
+streams and merges, and so they do if they were saved and loaded on the way.
 """
 
+import copy
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from adloco import (
     AdLoCo,
     BatchGuards,
     ConstantBatch,
+    DiLoCo,
     LearningRate,
     MergeFates,
     MergeLargestWithSmallest,
@@ -36,6 +40,10 @@ from tests.algorithms.oracle import Array, Oracle, Settings, Wire
 from tests.problems import Interrupting, adamw, make_run, outer_sgd, params_of, squared_error
 
 NIGHTLY = pytest.mark.nightly
+INNER: dict[str, Callable[[float], Any]] = {
+    "sgd": lambda lr: lambda model: [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)],
+    "adamw": adamw,
+}
 POLICIES = {"smallest": MergeSmallest, "largest-with-smallest": MergeLargestWithSmallest}
 
 
@@ -139,6 +147,17 @@ def samples(num_streams: int, seed: int) -> TensorSource:
     return TensorSource(inputs, targets, num_streams=num_streams, seed=seed)
 
 
+def syncing(told: Settings) -> dict[str, Any]:
+    return {
+        "outer": outer_sgd(*told.outer) if told.outer else None,
+        "streaming": Streaming(fragments=told.fragments, tau=told.tau, alpha=told.alpha),
+        "wire": WIRES[told.wire][0] if told.wire in WIRES else None,
+        "feedback": Feedback(
+            feedback="params" if told.feedback else "none", feedback_decay=told.feedback_decay
+        ),
+    }
+
+
 def run_of(told: Settings, data: Interrupting) -> AdLoCo:
     rules: dict[str, Any] = {
         "constant": ConstantBatch(),
@@ -149,10 +168,6 @@ def run_of(told: Settings, data: Interrupting) -> AdLoCo:
         merges["merge"] = POLICIES[told.policy](
             count=told.merge_count, every=told.merge_every, first_round=told.first_merge
         )
-    inners: dict[str, Any] = {
-        "sgd": lambda model: [torch.optim.SGD(model.parameters(), lr=told.lr, momentum=0.9)],
-        "adamw": adamw(told.lr),
-    }
     return make_run(
         build_model=Net,
         loss_fn=squared_error,
@@ -163,7 +178,7 @@ def run_of(told: Settings, data: Interrupting) -> AdLoCo:
         sync_every=told.sync_every,
         sync_growth=told.sync_growth,
         max_grad_norm=told.max_grad_norm,
-        inner=inners[told.inner],
+        inner=INNER[told.inner](told.lr),
         learning_rate=LearningRate(
             shape=told.shape,
             total_tokens=told.total_samples,
@@ -171,13 +186,8 @@ def run_of(told: Settings, data: Interrupting) -> AdLoCo:
             final_fraction=told.final,
             coupling=told.coupling,
         ),
-        outer=outer_sgd(*told.outer) if told.outer else None,
         weights=SyncWeights(weights="equal" if told.equal_weights else "samples"),
-        streaming=Streaming(fragments=told.fragments, tau=told.tau, alpha=told.alpha),
-        wire=WIRES[told.wire][0] if told.wire in WIRES else None,
-        feedback=Feedback(
-            feedback="params" if told.feedback else "none", feedback_decay=told.feedback_decay
-        ),
+        **syncing(told),
         batch=rules.get(told.rule) or NormTest(eta=told.eta, estimator=told.rule),
         guards=BatchGuards(
             initial=told.initial,
@@ -215,25 +225,28 @@ def flat(tensors: Any) -> Array:
     return torch.cat([each.detach().flatten() for each in tensors]).numpy()
 
 
-@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 600), marks=NIGHTLY)])
-def test_random_runs(seeds: range) -> None:
-    for seed in seeds:
-        check(drawn(seed), random.Random(seed))
-
-
-def check(told: Settings, draws: random.Random) -> None:
-    """Six rounds, of which one is stopped within and one ends with a step of other samples."""
-    source = samples(told.num_trainers * told.workers_per_trainer, draws.randrange(100))
-    data = Interrupting(source)
-
+def oracle_of(told: Settings, source: TensorSource) -> Oracle:
     def read(stream: int, position: int, count: int) -> tuple[Array, Array]:
         inputs, targets = source.read(stream, position, count)
         return inputs.numpy(), targets.numpy()
 
+    wires = [wire_of(each) for each in WIRES.get(told.wire, [None] * 3)]
+    return Oracle(told, flat(Net().parameters()), read, wires)
+
+
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 600), marks=NIGHTLY)])
+def test_random_runs(seeds: range) -> None:
+    for seed in seeds:
+        check_run(drawn(seed), random.Random(seed))
+
+
+def check_run(told: Settings, draws: random.Random) -> None:
+    """Six rounds, of which one is stopped within and one ends with a step of other samples."""
+    source = samples(told.num_trainers * told.workers_per_trainer, draws.randrange(100))
+    data, oracle = Interrupting(source), oracle_of(told, source)
     # AdamW counts its steps in float32, whose weighted mean is rounded.
     within = 1e-7 if told.inner_state == "mean" and told.policy != "none" else 1e-12
-    wires = [wire_of(each) for each in WIRES.get(told.wire, [None] * 3)]
-    run, oracle = run_of(told, data), Oracle(told, flat(Net().parameters()), read, wires)
+    run = run_of(told, data)
     stopped, shorter = draws.randrange(6), draws.randrange(6)
     for number in range(6):
         final = 0
@@ -265,3 +278,60 @@ def check(told: Settings, draws: random.Random) -> None:
         for id, worker in oracle.workers.items():
             params = flat(run.workers[id].replica.params)
             assert np.abs(params - worker.theta).max() < within, where
+
+
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 600), marks=NIGHTLY)])
+def test_random_loops_of_ones_own(seeds: range) -> None:
+    for seed in seeds:
+        told = replace(
+            drawn(seed),
+            num_trainers=1,
+            dropped=(),
+            rule="constant",
+            mode="always",
+            equal_weights=True,
+            shape="constant",
+            warmup=0.0,
+            coupling="none",
+            sync_growth=0.0,
+            max_grad_norm=0.0,
+            policy="none",
+        )
+        check_loop(told, random.Random(seed))
+
+
+def check_loop(told: Settings, draws: random.Random) -> None:
+    """Four rounds of `DiLoCo`, saved and loaded after one of the steps."""
+    count = told.workers_per_trainer
+    source = samples(count, draws.randrange(100))
+    oracle = oracle_of(told, source)
+    own, extra = divmod(max(told.initial, count), count)
+    batches = [own + (worker < extra) for worker in range(count)]
+
+    def made() -> tuple[list[nn.Module], list[torch.optim.Optimizer], DiLoCo]:
+        models: list[nn.Module] = [Net() for _ in batches]
+        inner = [INNER[told.inner](told.lr)(model)[0] for model in models]
+        return models, inner, DiLoCo(models, sync_every=told.sync_every, **syncing(told))
+
+    models, inner, loop = made()
+    saved_after = draws.randint(1, 4 * told.sync_every)
+    for step in range(1, 4 * told.sync_every + 1):
+        for stream, batch in enumerate(batches):
+            inner[stream].zero_grad()
+            read = source.read(stream, (step - 1) * batch, batch)
+            squared_error(models[stream], read).backward()
+            inner[stream].step()
+        ended = loop.step()
+        if step == saved_after:
+            saved = copy.deepcopy([each.state_dict() for each in (*models, *inner, loop)])
+            models, inner, loop = made()
+            for each, state in zip((*models, *inner, loop), saved, strict=True):
+                each.load_state_dict(state)
+        if ended:
+            oracle.round()
+        if step == 4 * told.sync_every:
+            loop.average_replicas()
+            oracle.average_replicas()
+        for worker in oracle.workers.values() if ended else ():
+            difference = flat(models[worker.id].parameters()) - worker.theta
+            assert np.abs(difference).max() < 1e-12, f"step {step} of {told}"
