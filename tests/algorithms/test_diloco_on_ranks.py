@@ -1,0 +1,95 @@
+"""`DiLoCo` in loops of one's own whose workers are on several ranks, or have ids of their own."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from adloco import DiLoCo, NonFiniteLossError, place
+from adloco.distributed.dtensor import gather_shards
+from adloco.distributed.testing import run_on_ranks
+from tests.problems import BlockLM, linear, next_token, tokens
+
+
+def of_named_workers() -> tuple[list[float], str]:
+    """Workers 0 and 2, which move by their ids; worker 1 was dropped."""
+    model, placement = linear(), place([0, 2])
+    diloco = DiLoCo(model, outer=None, sync_every=1, placement=placement)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    (worker,) = placement.local([0, 2])
+    for parameter in model.parameters():
+        parameter.data.add_(float(worker))
+    diloco.step()
+    moved = [now.detach() - was for now, was in zip(model.parameters(), before, strict=True)]
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(NonFiniteLossError) as named:
+        diloco.step()
+    return torch.cat([each.flatten() for each in moved]).tolist(), str(named.value)
+
+
+def test_workers_keep_their_ids_where_others_were_dropped() -> None:
+    for worker, (moved, named) in zip((0, 2), run_on_ranks(of_named_workers, 2), strict=True):
+        assert moved == pytest.approx([1.0] * 4)
+        assert f"worker {worker}, inner step 2" in named
+
+
+def shards_for_replicas() -> str:
+    model = fully_shard(linear())
+    with pytest.raises(ValueError) as refused:
+        DiLoCo(model, sync_every=1, placement=place(1, replica_size=2))
+    return str(refused.value)
+
+
+def test_shards_of_a_lone_worker_are_no_replicas() -> None:
+    """Its ranks would compare unlike shards at the first sync, which ends them if one is longer."""
+    for refused in run_on_ranks(shards_for_replicas, 2):
+        assert refused.startswith("ranks 0 and 1 must have the same part of weight, but have shard")
+        assert "give place() the shard_size of your mesh" in refused
+
+
+def evaluated(asked: bool) -> tuple[list[float], list[float]]:
+    """Sums of the parameters after five steps, and of those after the third one once again.
+
+    asked: Passes without a backward pass at every place in the loop.
+    """
+    model, data = BlockLM().float(), tokens(200, 2)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for part in (*model.blocks, model):
+        fully_shard(part, mp_policy=policy, reshard_after_forward=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def ask() -> None:
+        if asked:
+            with torch.no_grad():
+                model(torch.zeros(1, 4, dtype=torch.long))
+
+    def train(steps: range) -> list[float]:
+        for step in steps:
+            next_token(model, data.read(dist.get_rank(), 4 * step, 4)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ask()
+            diloco.step()
+            ask()
+        return [float(each.sum()) for each in gather_shards([*model.state_dict().values()])]
+
+    ask()
+    diloco = DiLoCo(model, sync_every=2, placement=place(1, shard_size=2))
+    ask()
+    train(range(3))
+    state = copy.deepcopy(diloco.state_dict())
+    ask()
+    first = train(range(3, 5))
+    ask()
+    diloco.load_state_dict(state)
+    return first, train(range(3, 5))
+
+
+def test_a_loop_may_evaluate_anywhere_although_shards_are_gathered_then() -> None:
+    """FSDP2 leaves them gathered, in the type that it computes in, which a state once saved."""
+    (plain, again), _ = run_on_ranks(evaluated, 2, False)
+    assert plain == again
+    assert run_on_ranks(evaluated, 2, True) == [(plain, plain)] * 2
