@@ -1,13 +1,15 @@
 """`DiLoCo` in loops of one's own whose workers are on several ranks, or have ids of their own."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from adloco import DiLoCo, NonFiniteLossError, place
+from adloco import DiLoCo, NonFiniteLossError, OuterOptimizer, place
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from tests.problems import BlockLM, linear, next_token, tokens
@@ -34,6 +36,40 @@ def test_workers_keep_their_ids_where_others_were_dropped() -> None:
     for worker, (moved, named) in zip((0, 2), run_on_ranks(of_named_workers, 2), strict=True):
         assert moved == pytest.approx([1.0] * 4)
         assert f"worker {worker}, inner step 2" in named
+
+
+def moved_on(folder: str, before: str, moves: list[float]) -> float:
+    """A round on islands of two shards, of which each worker moves by its own number.
+
+    before: Files of the state, by shard; "" for a new loop.
+    """
+    workers, rank = dist.get_world_size() // 2, dist.get_rank()
+    mesh = init_device_mesh("cpu", (workers, 2), mesh_dim_names=("worker", "inner"))["inner"]
+    model = fully_shard(linear(), mesh=mesh)
+    outer = OuterOptimizer(lr=1.0, options={"momentum": 0.5})
+    placement = place(workers, shard_size=2)
+    diloco = DiLoCo(model, outer=outer, sync_every=1, placement=placement)
+    if before:
+        diloco.load_state_dict(torch.load(f"{folder}/{before}-{rank % 2}", weights_only=True))
+    for parameter in model.parameters():
+        parameter.data.add_(moves[rank // 2])
+    diloco.step()
+    if rank >= dist.get_world_size() - 2:  # The last island is the one that will be left.
+        torch.save(diloco.state_dict(), f"{folder}/{workers}-{rank % 2}")
+    (weight, _) = gather_shards([parameter.detach() for parameter in model.parameters()])
+    return float((weight - linear().weight).mean())  # type: ignore[operator]
+
+
+def test_an_island_of_shards_is_lost_and_returns(tmp_path: Path) -> None:
+    """By hand: the mean moves by 1.5, 2 and 1, on each of which half of the last step follows.
+
+    A saved shard has the mesh of its ranks, and there are others each time.
+    """
+    folder = str(tmp_path)
+    assert run_on_ranks(moved_on, 4, folder, "", [1.0, 2.0]) == pytest.approx([1.5] * 4)
+    left = run_on_ranks(moved_on, 2, folder, "2", [2.0])
+    assert left == pytest.approx([1.5 + 2.75] * 2)
+    assert run_on_ranks(moved_on, 4, folder, "1", [0.5, 1.5]) == pytest.approx([6.625] * 4)
 
 
 def shards_for_replicas() -> str:
