@@ -3,13 +3,14 @@
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from adloco import DiLoCo, NonFiniteLossError, OuterOptimizer, place
+from adloco import DiLoCo, NonFiniteLossError, OuterOptimizer, Streaming, place
 from adloco.distributed.dtensor import gather_shards
 from adloco.distributed.testing import run_on_ranks
 from tests.problems import BlockLM, linear, next_token, tokens
@@ -36,6 +37,37 @@ def test_workers_keep_their_ids_where_others_were_dropped() -> None:
     for worker, (moved, named) in zip((0, 2), run_on_ranks(of_named_workers, 2), strict=True):
         assert moved == pytest.approx([1.0] * 4)
         assert f"worker {worker}, inner step 2" in named
+
+
+def diverged(folder: str, loads: bool) -> tuple[list[float], list[float]]:
+    """Parameters of this rank's worker after a round, and their mean; worker 1 is dropped then."""
+    ids, model = [0, 2] if loads else [0, 1, 2], linear()
+    placement = place(ids)
+    (worker,) = placement.local(ids)
+    streaming = Streaming(tau=1)  # The worker's own steps since then stay a part of it.
+    diloco = DiLoCo(model, sync_every=2, streaming=streaming, placement=placement)
+    if loads:
+        diloco.load_state_dict(torch.load(f"{folder}/{worker}", weights_only=True))
+    else:
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.data.add_(worker + 1.0)
+            diloco.step()
+        torch.save(diloco.state_dict(), f"{folder}/{worker}")
+    own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    diloco.average_replicas()
+    mean = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return own.tolist(), mean.tolist()
+
+
+def test_the_mean_of_workers_that_are_left_is_theirs(tmp_path: Path) -> None:
+    """Their shares in the last round were thirds."""
+    saved = [own for own, _ in run_on_ranks(diverged, 3, str(tmp_path), False)]
+    assert len({own[0] for own in saved}) == 3
+    left = run_on_ranks(diverged, 2, str(tmp_path), True)
+    assert [own for own, _ in left] == [saved[0], saved[2]]
+    for _, mean in left:
+        assert mean == pytest.approx(np.mean([saved[0], saved[2]], axis=0))
 
 
 def moved_on(folder: str, before: str, moves: list[float]) -> float:

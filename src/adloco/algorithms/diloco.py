@@ -220,7 +220,8 @@ class DiLoCo:
         )
         self._require_same_parameters()
         if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
-            self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
+            weights = self._shares(self._round_weights)  # A state may be of more workers.
+            self._outer.average_replicas(self._replicas, weights, self._comm)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the outer step, and of replicas that differ from the global parameters:
@@ -356,7 +357,10 @@ class DiLoCo:
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
-        counts = [*self.placement.sum_on_island(counts)]
+        return self._shares(self.placement.sum_on_island(counts))
+
+    def _shares(self, counts: Sequence[float]) -> list[float]:
+        """The local models' shares of what all workers have."""
         everyone = self.placement.gather(
             {worker: [count] for worker, count in zip(self._here, counts, strict=True)}
         )
