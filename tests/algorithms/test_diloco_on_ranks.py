@@ -70,6 +70,33 @@ def test_the_mean_of_workers_that_are_left_is_theirs(tmp_path: Path) -> None:
         assert mean == pytest.approx(np.mean([saved[0], saved[2]], axis=0))
 
 
+def counted(folder: str, size: int) -> float:
+    """A round of two steps, of which each worker moves by its own number from 1.
+
+    size: Ranks of a worker; one alone loads what the first one had after a step.
+    """
+    worker, position = divmod(dist.get_rank(), size)
+    model = linear()
+    placement = place(2, replica_size=size)
+    diloco = DiLoCo(model, outer=None, sync_every=2, placement=placement)
+    if size == 1:
+        diloco.load_state_dict(torch.load(f"{folder}/{worker}", weights_only=True))
+    for step in range(2 - size, 2):  # One rank takes the second step.
+        for parameter in model.parameters():
+            parameter.data.add_(worker + 1.0)
+        diloco.step([[[1, 9], [5, 5]][worker][position] if step == 0 else 10 / size])
+        state = diloco.state_dict()
+        if step == position == 0:
+            torch.save(copy.deepcopy(state), f"{folder}/{worker}")
+    return float((model.weight - linear().weight).detach().mean())  # type: ignore[operator]
+
+
+def test_samples_of_all_ranks_of_a_worker_are_in_its_state(tmp_path: Path) -> None:
+    """By hand: each worker sees 20, and they move by 2 and 4."""
+    assert run_on_ranks(counted, 4, str(tmp_path), 2) == pytest.approx([3.0] * 4)
+    assert run_on_ranks(counted, 2, str(tmp_path), 1) == pytest.approx([3.0] * 2)
+
+
 def moved_on(folder: str, before: str, moves: list[float]) -> float:
     """A round on islands of two shards, of which each worker moves by its own number.
 
@@ -89,7 +116,7 @@ def moved_on(folder: str, before: str, moves: list[float]) -> float:
     if rank >= dist.get_world_size() - 2:  # The last island is the one that will be left.
         torch.save(diloco.state_dict(), f"{folder}/{workers}-{rank % 2}")
     (weight, _) = gather_shards([parameter.detach() for parameter in model.parameters()])
-    return float((weight - linear().weight).mean())  # type: ignore[operator]
+    return float((weight - linear().weight).detach().mean())  # type: ignore[operator]
 
 
 def test_an_island_of_shards_is_lost_and_returns(tmp_path: Path) -> None:

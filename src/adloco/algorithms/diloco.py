@@ -236,6 +236,8 @@ class DiLoCo:
         self._outer.step()
         for model in self.models:
             free_gathered(model)
+        # As the first rank's: fewer ranks may serve the worker when it is loaded.
+        seen = [[*self.placement.sum_on_island(own)] for own in self._samples]
         within = self._inner_steps % self.sync_every > 0
         apart = within or self._syncing.diverges(self.num_workers)
         return {
@@ -246,7 +248,7 @@ class DiLoCo:
             "apart": apart,
             "replicas": [_kept(model, apart) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
-            "samples": self._samples,
+            "samples": [own if self._rank == 0 else [0.0] * len(own) for own in seen],
             "counted": self._counted,
             "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
