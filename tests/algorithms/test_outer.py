@@ -406,8 +406,10 @@ def without_a_placement() -> tuple[list[str], int]:
 
 
 def of_other_workers() -> None:
-    with pytest.raises(ValueError, match=r"has 4 workers, but 2 train here; give place\(2\)$"):
+    with pytest.raises(ValueError, match=r", 2, 3\], but \[0, 1\] train here; give place\(2\)$"):
         make_run(placement=place(4))
+    with pytest.raises(ValueError, match=r"but \[0, 2\] train here; give place\(\[0, 2\]\)$"):
+        make_run(workers_per_trainer=3, dropped=(1,), placement=place(2))
 
 
 def test_a_placement_of_other_workers_than_the_method_has_is_refused() -> None:

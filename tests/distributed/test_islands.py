@@ -3,6 +3,7 @@ data-parallel training.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from adloco import (
     MergeFates,
     MergeSmallest,
     NormTest,
+    Streaming,
     SwitchMode,
 )
 from adloco.distributed.dtensor import gather_shards
@@ -430,6 +432,41 @@ def test_a_round_may_stop_before_its_first_step_although_shards_are_gathered() -
     assert run_on_ranks(two_rounds, 2, True) == run_on_ranks(two_rounds, 2, False)
 
 
+def answers(asked: bool) -> list[float]:
+    """Of global parameters while workers differ, of their mean, and of a state that is loaded.
+
+    asked: The model is asked before each of them, which otherwise finds it in shards.
+    """
+    sizes: dict[str, Any] = {"workers_per_trainer": 2, "guards": BatchGuards(initial=8)}
+    run = run_here(2, 1, streaming=Streaming(fragments=2), **sizes)
+    model = run.workers[0].model
+
+    def ask(model: nn.Module = model) -> float:
+        with torch.no_grad():
+            return float(model(torch.zeros(1, 4, dtype=torch.long))[0, 0, 0])
+
+    state = run.placement.agree(run.state_dict())
+    list(run.rounds(2))
+    changes: list[Callable[[], Any]] = [run.average_replicas, lambda: run.load_state_dict(state)]
+    if asked:
+        ask()
+    found = [run.evaluate(lambda model, part, parts: [ask(model), 1.0])[0][0]]
+    for change in changes:
+        ask()
+        if not asked:
+            model.reshard()  # type: ignore[operator]
+        change()
+        found.append(ask())
+    return found
+
+
+def test_a_model_that_was_asked_follows_what_is_loaded_and_averaged() -> None:
+    """Its root would stay gathered, beside blocks of other parameters."""
+    plain = run_on_ranks(answers, 2, False)
+    assert len({*plain[0]}) == 3
+    assert run_on_ranks(answers, 2, True) == plain
+
+
 def rates_of_sending() -> list[float | None]:
     """The fastest transfers of two trainers and of one, each of two workers for a rank or two."""
     runs = [
@@ -480,7 +517,13 @@ def test_island_shapes(
 @pytest.mark.parametrize(
     ("ranks", "workers", "sizes", "message"),
     [
-        (3, 2, (1, 1), "3 ranks cannot share 2 workers; start at most 2 ranks, or ask"),
+        (3, 2, (1, 1), "3 ranks cannot share 2 workers; start at most 2 ranks, or ask.*workers$"),
+        (
+            2,
+            1,
+            (1, 1),
+            "at most 1 rank, or ask for more workers, or for 2 ranks of each by placement",
+        ),
         (
             3,
             4,

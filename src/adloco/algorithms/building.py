@@ -39,11 +39,11 @@ def check_sections(
         streams >= method.num_workers,
         f"data has {streams} streams, but there are {method.num_workers} workers",
     )
-    living = len(method.living_workers)
+    living = [*method.living_workers]
     require(
-        placement.num_workers in (None, living),
-        f"the placement has {placement.num_workers} workers, but {living} train here; give "
-        f"place({living})",
+        placement.workers in (None, living),
+        f"the placement has the workers {placement.workers}, but {living} train here; give "
+        f"place({living if method.dropped else len(living)})",
     )
     require(
         placement.shards == 1 or not measurement_of(batching.rule).whole_gradients,

@@ -30,7 +30,7 @@ from adloco.algorithms.replica_checks import (
 from adloco.distributed.dtensor import shard_of
 from adloco.distributed.launch.launcher import alone
 from adloco.distributed.parallel.gradient_norms import trainable
-from adloco.distributed.parallel.layers import layers, written_tensors
+from adloco.distributed.parallel.layers import free_gathered, layers, written_tensors
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.wire.feedback import Feedback
 from adloco.distributed.wire.wire_format import WireFormat
@@ -85,11 +85,13 @@ class DiLoCo:
             models = [models]
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
+        for model in self.models:
+            free_gathered(model)
         self.sync_every = int(sync_every)  # See `step`.
         self.placement = placement or alone()
-        of_ranks = self.placement.num_workers
-        self.num_workers = len(self.models) if of_ranks is None else of_ranks
-        self._here = self.placement.local(range(self.num_workers))
+        workers = self.placement.workers or range(len(self.models))
+        self.num_workers = len(workers)
+        self._here = self.placement.local(workers)
         # On its island, whose ranks have other shards, and count samples of their own.
         self._rank = self.placement.rank % self.placement.ranks_per_worker
         require(
@@ -104,8 +106,7 @@ class DiLoCo:
             streaming=streaming or Streaming(),
             memory=memory or OuterMemory(),
         )
-        if self.num_workers > 1:  # Else nothing is exchanged.
-            check_wrappers(self.models, self.placement)
+        check_wrappers(self.models, self.placement)
         self._schedule = [self.sync_every, str(self._syncing.streaming)]
         shared = {
             "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
@@ -115,8 +116,7 @@ class DiLoCo:
             "error feedback": str(self._syncing.feedback),
         }
         check_alike(dict(zip(self._here, self.models, strict=True)), shared, self.placement)
-        if self.num_workers > 1:
-            check_same_shards(self.models, self.placement)
+        check_same_shards(self.models, self.placement)
         first = self.models[0]
         params = trainable(first)
         require(bool(params), "models must have parameters that require gradients, and have none")
@@ -129,10 +129,10 @@ class DiLoCo:
             "two parameters in one memory would be synced in two fragments; tie them by assigning "
             "the parameter itself, not its data",
         )
-        self._comm = self.placement.comm(range(self.num_workers))
+        self._comm = self.placement.comm(workers)
         # Buffers outside of the state, too: replicas may have drawn random ones.
         tensors = [[*written_tensors(model).values()] for model in self.models]
-        start = self._comm.broadcast(tensors[0], source=0, receivers=range(1, self.num_workers))
+        start = self._comm.broadcast(tensors[0], source=workers[0], receivers=workers[1:])
         for own in tensors:
             copy_all(start, own)
         self._replicas = [Replica.of(model, self._syncing.residuals_in) for model in self.models]
@@ -220,7 +220,8 @@ class DiLoCo:
         )
         self._require_same_parameters()
         if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
-            self._outer.average_replicas(self._replicas, self._round_weights, self._comm)
+            weights = self._shares(self._round_weights)  # A state may be of more workers.
+            self._outer.average_replicas(self._replicas, weights, self._comm)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the outer step, and of replicas that differ from the global parameters:
@@ -233,6 +234,10 @@ class DiLoCo:
         # A saved state cannot contain a mean in flight, so the outer step is taken now. The workers
         # still get its result when the schedule says so.
         self._outer.step()
+        for model in self.models:
+            free_gathered(model)
+        # As the first rank's: fewer ranks may serve the worker when it is loaded.
+        seen = [[*self.placement.sum_on_island(own)] for own in self._samples]
         within = self._inner_steps % self.sync_every > 0
         apart = within or self._syncing.diverges(self.num_workers)
         return {
@@ -243,7 +248,7 @@ class DiLoCo:
             "apart": apart,
             "replicas": [_kept(model, apart) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
-            "samples": self._samples,
+            "samples": [own if self._rank == 0 else [0.0] * len(own) for own in seen],
             "counted": self._counted,
             "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
@@ -340,13 +345,13 @@ class DiLoCo:
     def _require_same_parameters(self) -> None:
         """Refuse models that have other trainable parameters now than when this was made."""
         for worker, model, replica in zip(self._here, self.models, self._replicas, strict=True):
+            free_gathered(model)
             now = trainable(model)
             require(
                 len(now) == len(replica.params) and all(map(is_, now, replica.params)),
                 f"the trainable parameters of worker {worker} are others than when DiLoCo was "
                 "made, and would never be synced; make it again, between rounds, after parameters "
-                "are frozen, unfrozen or replaced (as load_state_dict(assign=True) does), or call "
-                "model.reshard() if FSDP has them gathered since a forward pass",
+                "are frozen, unfrozen or replaced (as load_state_dict(assign=True) does)",
             )
 
     def _take_weights(self, which: int) -> list[float]:
@@ -354,7 +359,10 @@ class DiLoCo:
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
-        counts = [*self.placement.sum_on_island(counts)]
+        return self._shares(self.placement.sum_on_island(counts))
+
+    def _shares(self, counts: Sequence[float]) -> list[float]:
+        """The local models' shares of what all workers have."""
         everyone = self.placement.gather(
             {worker: [count] for worker, count in zip(self._here, counts, strict=True)}
         )

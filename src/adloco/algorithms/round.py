@@ -221,6 +221,8 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     The mean is weighted as the last sync was. Called on all ranks, between rounds.
     """
     if state.diverged:
+        for worker in state.workers.values():
+            worker.engine.after_evaluation()
         for trainer, replicas, weights, comm in state.synced(state.weights, parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

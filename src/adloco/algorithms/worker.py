@@ -376,6 +376,7 @@ class Worker:
     def swapped_params(self, params_and_buffers: Sequence[Tensor]) -> Iterator[None]:
         """Put these parameters and buffers into the model while the context lasts."""
         memory = self._settings.syncing.memory
+        self.engine.after_evaluation()
         own = [
             copied(tensor, device=memory.place(local(tensor).device))
             for tensor in (*self.replica.params, *self.replica.buffers)
@@ -428,6 +429,7 @@ class Worker:
             "the state is that of a model with other buffers; load it with the model that it was "
             "saved with",
         )
+        self.engine.after_evaluation()
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)

@@ -173,10 +173,11 @@ def scattered(tensor: Tensor, like: Tensor) -> Tensor:
     """Shard a whole tensor like another one of its shape, without communication, and lay it out in
     memory like it: fused optimizers walk through memory.
 
-    Every rank has the whole tensor and keeps its shard of it.
+    Every rank has the whole tensor and keeps its shard of it. What is sharded alike already may be
+    of another run's mesh, which torch does not add to this one's.
     """
     if isinstance(tensor, DTensor):
-        return tensor
+        return in_memory_of(tensor, like) if isinstance(like, DTensor) else tensor
     if not isinstance(like, DTensor):
         if tensor.stride() == like.stride():
             return tensor

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco.distributed.dtensor import is_sharded, ranks_of
@@ -112,6 +112,16 @@ def require_bare(model: nn.Module) -> None:
             f"a model is in {wrapper} over {len(ranks)} ranks; leave that out, and give place() "
             "the worker's replica_size or shard_size, which does the same",
         )
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Put the shards back in the place of parameters that FSDP2 has kept gathered since a forward
+    pass without a backward pass. They may be of a shorter type, and would be used again after the
+    shards have changed.
+    """
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def in_flat_shards(model: nn.Module) -> bool:

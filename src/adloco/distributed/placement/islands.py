@@ -35,8 +35,13 @@ def island_shape(
     if 0 in (shard_size, replica_size):
         possible = f"a multiple of {most} ranks"
     else:
-        possible = f"at most {most} ranks" + (f", a multiple of {fixed}" if fixed > 1 else "")
+        possible = f"at most {most} rank{'s' * (most > 1)}"
+        possible += f", a multiple of {fixed}" if fixed > 1 else ""
+    several, left = divmod(count, num_workers)
+    possible += ", or ask for more workers"
+    if fixed == 1 and not left:
+        possible += f", or for {several} ranks of each by placement.replica_size or shard_size"
     raise ValueError(
         f"{count} rank{'s' * (count != 1)} cannot share {num_workers} "
-        f"worker{'s' * (num_workers != 1)}{sizes}; start {possible}, or ask for more workers"
+        f"worker{'s' * (num_workers != 1)}{sizes}; start {possible}"
     )

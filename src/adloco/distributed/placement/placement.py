@@ -117,9 +117,9 @@ class Placement:
             torch.set_num_threads(1)
 
     @property
-    def num_workers(self) -> int | None:
-        """Workers of the run; None in one process, which hosts as many as it is given."""
-        return None if self._alone else len(self._places)
+    def workers(self) -> list[int] | None:
+        """Ids of the run's workers; None in one process, which hosts all that it is given."""
+        return None if self._alone else [*self._places]
 
     @property
     def is_island_first(self) -> bool:
