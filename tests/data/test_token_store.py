@@ -303,6 +303,24 @@ def test_a_prepared_dataset_of_the_hub_needs_no_hub(
     assert open_cache(settings(copy, tmp_path / "cache")).train.tolist() == train.tolist()
 
 
+def test_files_that_a_dataset_s_card_names_elsewhere_are_part_of_the_source(
+    tmp_path: Path,
+) -> None:
+    """A cache was read after they had changed."""
+    rows, card = tmp_path / "rows.jsonl", tmp_path / "described" / "README.md"
+    card.parent.mkdir()
+    card.write_text("---\nconfigs:\n- config_name: default\n  data_files: ../rows.jsonl\n---\n")
+
+    def first_words() -> str:
+        cache = open_cache(settings(card.parent, tmp_path / "cache"))
+        return bytes(cache.validation[:5].tolist()).decode()
+
+    for text in ("alpha", "gamma", "zeta "):
+        rows.write_text(json.dumps({"text": text + " delta" * len(text)}) + "\n")
+        assert first_words() == text
+    assert first_words() == "zeta "
+
+
 def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path, tokenizer="bpe:280"))
     assert 256 < cache.tokenizer.vocab_size <= 280
