@@ -8,6 +8,7 @@ import inspect
 import re
 import shlex
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import matplotlib
@@ -222,6 +223,17 @@ def test_the_files_and_rooms_that_pages_name_exist() -> None:
         )
     ]
     assert missing == []
+
+
+def test_the_names_of_the_package_that_pages_name_exist() -> None:
+    named = {
+        name
+        for page in (README, *PAGES)
+        for name in re.findall(r"\badloco(?:\.[A-Za-z_]\w*)+", page.read_text())
+    }
+    assert len(named) > 30
+    for name in sorted(named):
+        resolve_name(name)
 
 
 @DESCRIBES_LAB

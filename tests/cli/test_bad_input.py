@@ -60,7 +60,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             ["--data.context_tokens", "1000", "--batch.initial", "64", "--batch.maximum", "64"],
             "windows of 1000 tokens to train on, but one inner step needs",
         ),
-        (["--method.num_trainers", "100000"], "but one inner step needs"),
+        (["--method.num_trainers", "100000"], "give more text, hold out less of it"),
         (
             ["--method.num_trainers", "1000000000"],
             "method.num_trainers x method.workers_per_trainer must be <= 1,000,000, got "

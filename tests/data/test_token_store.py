@@ -6,7 +6,9 @@ import errno
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ import pytest
 import torch
 
 from adloco.data import token_cache, token_store
+from adloco.data.byte_tokenizer import ByteTokenizer
 from adloco.data.data_settings import DataSettings
-from adloco.data.feeds import ROWS_AT_ONCE
+from adloco.data.encoding import Chunk
+from adloco.data.feeds import ROWS_AT_ONCE, chunks_after
 from adloco.data.sources import StreamSource
 from adloco.data.token_cache import TokenCache, begin_cache, open_cache
+from adloco.data.token_store import State, TokenStore
 
 pytest.importorskip("datasets", reason="datasets is not installed")
 ROWS = 5 * ROWS_AT_ONCE + 17
@@ -219,6 +224,43 @@ def test_several_that_share_a_folder_append_in_turn(folder: Path, tmp_path: Path
     assert files(shared[0]) == files(open_cache(settings(folder, tmp_path / "whole")))
 
 
+def test_who_appends_in_turn_reads_a_file_once(
+    words: list[str], folder: Path, tmp_path: Path
+) -> None:
+    """It was read from its beginning for each chunk: of a dataset on the hub, downloaded."""
+    one = tmp_path / "words.jsonl"
+    one.write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
+    begun: list[int] = []
+
+    def sharing(name: str, data: DataSettings) -> list[TokenStore]:
+        def feed(state: State) -> Iterator[Chunk]:
+            begun.append(state.chunks)
+            yield from chunks_after(data, state)
+
+        return [TokenStore(tmp_path / name, feed, "words", ByteTokenizer) for _ in range(3)]
+
+    def append(store: TokenStore, chunks: int) -> None:
+        for _ in store.grow(lambda state: state.chunks >= chunks):
+            pass
+
+    data = DataSettings(path=str(one), validation_samples=VALIDATION)
+    stores = sharing("in turn", data)
+    for chunks, turn in enumerate((0, 1, 2, 1, 0, 2), start=1):
+        append(stores[turn], chunks)
+    assert begun == [0, 1, 2] and stores[2].state.complete
+    alone = TokenStore(tmp_path / "alone", partial(chunks_after, data), "words", ByteTokenizer)
+    append(alone, 6)
+    for name in ("train.bin", "validation.bin", "chunks.bin", "meta.json"):
+        assert (tmp_path / "in turn" / name).read_bytes() == (alone.folder / name).read_bytes()
+    # Who has fewer rows to read from the beginning of a file than from its own place begins there.
+    begun.clear()
+    stores = sharing("far behind", settings(folder, tmp_path))
+    append(stores[0], 1)
+    append(stores[1], 4)
+    append(stores[0], 5)
+    assert begun == [0, 1, 4]
+
+
 def test_a_stream_shorter_than_its_streams_ends(tmp_path: Path) -> None:
     source = StreamSource(lambda count: np.arange(9), context_tokens=4, num_streams=1)
     assert source.read(0, 0, 3).tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [0, 1, 2, 3, 4]]
@@ -259,6 +301,24 @@ def test_a_prepared_dataset_of_the_hub_needs_no_hub(
     train = open_cache(settings(copy, tmp_path / "cache")).train
     shutil.rmtree(copy)
     assert open_cache(settings(copy, tmp_path / "cache")).train.tolist() == train.tolist()
+
+
+def test_files_that_a_dataset_s_card_names_elsewhere_are_part_of_the_source(
+    tmp_path: Path,
+) -> None:
+    """A cache was read after they had changed."""
+    rows, card = tmp_path / "rows.jsonl", tmp_path / "described" / "README.md"
+    card.parent.mkdir()
+    card.write_text("---\nconfigs:\n- config_name: default\n  data_files: ../rows.jsonl\n---\n")
+
+    def first_words() -> str:
+        cache = open_cache(settings(card.parent, tmp_path / "cache"))
+        return bytes(cache.validation[:5].tolist()).decode()
+
+    for text in ("alpha", "gamma", "zeta "):
+        rows.write_text(json.dumps({"text": text + " delta" * len(text)}) + "\n")
+        assert first_words() == text
+    assert first_words() == "zeta "
 
 
 def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs whose numbers are not finite: what is saved, and how a run continues."""
 
+import json
 import math
 from pathlib import Path
 
@@ -64,6 +65,30 @@ def test_a_run_gets_past_a_reproducible_failure(
     assert f"WARNING {sentence}" in (folder / "train.log").read_text()
     assert sentence in (folder / "report.html").read_text()
     assert "\nlr = 0.002\n" in (folder / "recipe.toml").read_text()
+
+
+def test_a_stream_gets_past_a_bad_row(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resume refused what the message of the row advised."""
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    rows = [f"row {number}" for number in range(300)]
+    rows[270] = ""
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    (dataset / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    stream = ["--data.dataset", str(dataset), "--data.streaming", "true"]
+    words = [*small, "--data.path", "", *stream, "--data.validation_samples", "30"]
+    words += ["--run.rounds", "6", "--run.checkpoint_every", "1"]
+    skip, whole = ["--data.bad_rows", "skip"], str(tmp_path / "whole")
+    assert main(["train", "diloco", *words, *skip, "--run.folder", whole]) == 0
+    assert main(["train", "diloco", *words]) == 2
+    assert "or leave such rows out with data.bad_rows skip" in capsys.readouterr().err
+    assert main(["train", "--resume", str(tmp_path / "run"), *skip]) == 0
+    (change,) = lines(tmp_path / "run" / "changes.jsonl")
+    assert change["setting"] == "data.bad_rows" and 0 < change["round"] < 6
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
 
 
 def test_what_was_changed_trains_as_if_the_run_had_begun_with_it(

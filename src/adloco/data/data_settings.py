@@ -59,9 +59,9 @@ class DataSettings:
     """With validation_split: number of its rows to take; 0: all. Without: number of first rows to
     hold out; 0: use validation_fraction.
     """
-    bad_rows: Literal["error", "skip"] = "error"
+    bad_rows: Literal["error", "skip"] = setting("error", resume="recorded")
     """Treatment of rows that cannot be read or have no text. error: stop; skip: leave them out, and
-    show how many there were.
+    show how many there were. A stream that a bad row has stopped is resumed with skip.
     """
     text_column: str = setting("text", equal="data")
     """Column with the text, in datasets, jsonl and parquet files."""

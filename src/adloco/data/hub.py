@@ -7,6 +7,7 @@ their own order, so the number of a row does not depend on where reading began.
 
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from adloco.data.data_file import (
@@ -58,6 +59,19 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
         )
         for index, name in enumerate(names)
     ]
+
+
+def named_files(data: DataSettings) -> list[Path]:
+    """The files of a local dataset that its card names, which may be in other folders.
+
+    Raises:
+        ValueError: It cannot be opened, or has no such configuration.
+    """
+    card = expanded(data.dataset) / "README.md"
+    if not (card.is_file() and b"data_files" in card.read_bytes()):
+        return []
+    named = (_builder(data).config.data_files or {}).values()
+    return [file for names in named for name in names if (file := Path(name)).is_file()]
 
 
 def dataset_file(stream: Any, name: str, text_column: str) -> DataFile:

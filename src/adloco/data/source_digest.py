@@ -1,11 +1,13 @@
 """A digest that changes when a source may have changed, if possible without reading it."""
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from adloco.data.data_settings import DataSettings
 from adloco.data.files import LIBRARY, expanded, files_at, library_files
+from adloco.data.hub import named_files
 from adloco.data.rows import Position, open_rows, stages
 
 
@@ -15,8 +17,9 @@ def source_digest(data: DataSettings) -> str:
     """
     if data.dataset:
         root = expanded(data.dataset)
-        local = root.is_dir()
-        return _files_digest(root, filter(Path.is_file, root.rglob("*"))) if local else ""
+        if not root.is_dir():
+            return ""
+        return _files_digest(root, {*filter(Path.is_file, root.rglob("*")), *named_files(data)})
     if data.factory:
         digest = hashlib.sha256()
         (stage,) = stages(data)
@@ -31,11 +34,11 @@ def source_digest(data: DataSettings) -> str:
 
 
 def _files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Digest of the names, sizes and times of files, and of the path that they are at or below:
-    two texts can be equal in all the others, where times were set to one value.
+    """Digest of the names, sizes and times of files, and of the path from which they are named: two
+    texts can be equal in all the others, where times were set to one value.
     """
     stats = [
-        (file.relative_to(root).as_posix(), file.stat() if file.exists() else None)
+        (Path(os.path.relpath(file, root)).as_posix(), file.stat() if file.exists() else None)
         for file in sorted(files)
     ]
     facts = [(name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats]

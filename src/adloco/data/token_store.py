@@ -12,9 +12,11 @@ import json
 import random
 import shutil
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Any, Literal
@@ -105,8 +107,9 @@ class TokenStore:
         """
         self.folder = folder
         self._feed = feed
+        self._unread: Iterator[Chunk] | None = None
         self._pending: Iterator[tuple[Chunk, Arrays]] = iter(())
-        self._pending_from = -1
+        self._pending_after: State | None = None
         self._lock = FileLock(folder.with_name(f"{folder.name}.lock"))
         self._threads = RLock()
         if not intact(folder):
@@ -189,13 +192,15 @@ class TokenStore:
             # Another process has appended; perhaps that is enough.
             self.state = state
             return
-        if self._pending_from != state.chunks:
-            self._pending = encode_chunks(
-                self._feed(state), self.folder, self.tokenizer, state.dtype, pool, ahead
-            )
         # Nothing is pending until the chunk is committed: after an error, another thread would find
         # the end of an iterator that has failed, or the chunk after one that was not written.
-        self._pending_from = -1
+        before, self._pending_after = self._pending_after, None
+        if before is None or not self._continues(before, state):
+            chunks = self._feed(state)
+            self._unread = None if pool else chunks  # A pool reads some ahead.
+            self._pending = encode_chunks(
+                chunks, self.folder, self.tokenizer, state.dtype, pool, ahead
+            )
         chunk, arrays = next(self._pending)
         try:
             self.state = self._append(state, chunk, arrays)
@@ -204,7 +209,20 @@ class TokenStore:
                 f"the token cache {self.folder} cannot be written ({error.strerror}); make room, "
                 "or set data.cache to another folder"
             ) from error
-        self._pending_from = self.state.chunks
+        self._pending_after = self.state
+
+    def _continues(self, before: State, state: State) -> bool:
+        """True if the next pending chunk is the one after this state.
+
+        Chunks that other processes have appended are read and left out, where that takes no more
+        rows than to read the data file again from its beginning, of the hub with a download: ranks
+        of a run append in turn.
+        """
+        behind, here = state.chunks - before.chunks, state.row - state.rows_of_files
+        if behind < 1 or self._unread is None or state.rows - before.rows > here:
+            return behind == 0
+        deque(islice(self._unread, behind), maxlen=0)
+        return True
 
     def _append(self, state: State, chunk: Chunk, arrays: Arrays) -> State:
         each = np.dtype(state.dtype).itemsize

@@ -82,7 +82,8 @@ class LanguageModel:
             windows >= needed,
             f"{data.source} has {windows} windows of {data.context_tokens} tokens to train on, "
             f"but one inner step needs {needed}; "
-            "give more text or lower data.context_tokens, batch.initial or method.num_trainers",
+            "give more text, hold out less of it, or lower data.context_tokens, batch.initial or "
+            "method.num_trainers",
         )
         return self._cache.train_source(num_streams=num_streams, seed=seed)
 
