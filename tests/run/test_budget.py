@@ -83,6 +83,10 @@ def test_a_budget_that_is_no_whole_sample_ends_with_the_next() -> None:
     state: Any = SimpleNamespace(samples=40, inner_steps=0, in_round=False)
     budget = Budget(limits={"tokens": 1345}, tokens_per_sample=32)  # 42.03 samples.
     assert budget.next_round(state, per_step=8, fewest=2, sync_every=4).samples == 3
+    state.in_round, state.round_steps, state.final_samples = True, 2, 9
+    assert budget.next_round(state, per_step=8, fewest=2, sync_every=4) == RoundSize(
+        steps=2, per_step=8, final=9
+    ), "a round in progress keeps its length"
 
 
 def test_what_is_spent_by_hand() -> None:
