@@ -104,7 +104,7 @@ def keep_settings(stored: "StoredRun") -> None:
     kept = [change for change in recorded if change.round <= rounds]
     # A resume from this checkpoint may have been killed before the next one: its values are not
     # those that the checkpoint has.
-    while kept and kept[-1].round == rounds and kept[-1].after != begun.get(kept[-1].setting):
+    while kept and kept[-1].after != begun.get(kept[-1].setting):
         kept.pop()
     _write_changes(folder, recorded, [*kept, *stored.changes])
 
