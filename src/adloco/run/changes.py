@@ -236,7 +236,4 @@ def with_longer_schedule(
         if close and replace(now, warmup_fraction=each.warmup_fraction) == each:
             recipe = replace(recipe, learning_rate=longer)
     values = (longer.total_tokens, longer.warmup_fraction)
-    known = {
-        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
-    }
-    return recipe, {**begun, **known}
+    return recipe, {**begun, **dict(zip(SCHEDULE, map(str, values), strict=True))}
