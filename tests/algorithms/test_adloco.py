@@ -228,15 +228,15 @@ def test_seesaw_by_hand() -> None:
     160 tokens 0.75 of the rate is left: 8 / 0.75 = 11 samples. After 220 more 0.40625: 20 samples.
     """
 
-    def schedule(coupling: Any) -> LearningRate:
+    def schedule(coupling: Any, reference: int = 8, shape: Any = "wsd") -> LearningRate:
         return LearningRate(
-            shape="wsd",
+            shape=shape,
             warmup_fraction=0,
             decay_fraction=1,
             final_fraction=0,
             total_tokens=640,
             coupling=coupling,
-            reference_batch=8,
+            reference_batch=reference,
         )
 
     settings: dict[str, Any] = {
@@ -255,11 +255,12 @@ def test_seesaw_by_hand() -> None:
         [0.1 * 0.75, 0.1 * 0.40625 * (11 / 8) ** 0.5]
     )
     assert run.state.trainers[0].requested_batch == 20
-    for coupling, initial in (("none", 8), ("sqrt", 4), ("sqrt", 1)):
+    wrong = [(schedule("none"), 8), (schedule("sqrt"), 4), (schedule("sqrt", reference=1), 1)]
+    for learning_rate, initial in (*wrong, (schedule("sqrt", shape="constant"), 8)):
         with pytest.raises(ValueError, match="batch.rule seesaw needs a learning"):
             make_run(
                 **settings,
-                learning_rate=schedule(coupling),
+                learning_rate=learning_rate,
                 guards=BatchGuards(initial=initial, maximum=64),
             )
 

@@ -279,11 +279,12 @@ def test_parameters_whose_sums_could_overflow_count_as_infinite() -> None:
         model.weight.fill_(8e36)
         model.bias.fill_(5e36)
     Replica.of(model).require_finite("here")
-    with torch.no_grad():
-        model.weight.fill_(5e36)
-        model.bias.fill_(9e36)
-    with pytest.raises(NonFiniteLossError, match="parameter bias is not finite in here; lower"):
-        Replica.of(model).require_finite("here")
+    for infinite in (9e36, math.nan):
+        with torch.no_grad():
+            model.weight.fill_(5e36)
+            model.bias.fill_(infinite)
+        with pytest.raises(NonFiniteLossError, match="parameter bias is not finite in here; lower"):
+            Replica.of(model).require_finite("here")
 
 
 def left_out(shards: int, replicas: int) -> list[tuple[list[Any], list[float]]]:

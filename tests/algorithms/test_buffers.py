@@ -80,6 +80,7 @@ def test_a_wrapper_hides_no_buffers() -> None:
         assert [[*map(id, each)] for each in buffers] == 2 * [[*map(id, buffers[0])]]
         assert len(buffers[0]) == number
     plain[1].register_buffer("cache", torch.zeros(2), persistent=False)
+    plain[0].register_buffer("shared", plain[1].running_mean)  # type: ignore[arg-type]
     assert len(state_buffers(wrapped, floating=True)) == 2
 
 

@@ -160,6 +160,44 @@ def test_smaller_passes_are_captured_after_memory_ran_out(
     assert weight.grad is not None and float(weight.grad) == 0.5 * (8 + 8 + 4 + 8 + 4)
 
 
+def test_a_pass_measures_itself_alone_and_leaves_its_batch_alone(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its shape was captured without norms before, and where its capture fails."""
+    weight = nn.Parameter(torch.ones(()))
+    lane = cuda_graphs.Lane(torch.device("cpu"))
+    passes = cuda_graphs.CapturedPasses([weight], lane, compiled=False)
+    norms: list[float] = []
+    sums: Any = SimpleNamespace(
+        drop=norms.clear,
+        take=lambda: torch.tensor(norms.pop()),
+        add=lambda norm: norms.append(float(norm)),
+    )
+
+    def compute(batch: Tensor, share: Tensor | float) -> Tensor:
+        loss = (weight * batch).sum() * share
+        loss.backward()
+        norms.append(float(batch.sum()))
+        return loss.detach()
+
+    first = torch.ones(4)
+    passes.run(compute, first, 0.5, None)
+    norms.clear()
+    for batch in (first, 2 * first):
+        passes.run(compute, batch, 0.5, sums)
+    assert norms == [4.0, 8.0] and first.eq(1).all()
+    norms.clear()
+
+    def fails(function: Callable[[], Any], lane: Any) -> Again:
+        compute(torch.ones(5), 1.0)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(cuda_graphs, "Graph", fails)
+    with pytest.warns(UserWarning, match="passes are launched kernel by kernel"):
+        passes.run(compute, torch.ones(5), 0.5, sums)
+    assert norms == [5.0]
+
+
 def test_a_capture_that_fails_ends_for_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch leaves it, no cached memory would be freed any more; and the cause is said."""
 

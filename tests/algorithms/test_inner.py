@@ -613,12 +613,13 @@ def test_a_state_of_an_optimizer_that_takes_other_parameters_is_refused() -> Non
 def test_adamw_counts_each_step_of_short_parameters_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a parameter is cut into slices of several batches."""
     monkeypatch.setattr("adloco.algorithms.short_types.SLICE", 4)
-    parameter = nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
-    optimizer = InnerAdamW().build([parameter])
+    parameter, spare = (nn.Parameter(torch.ones(10, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = InnerAdamW().build([parameter, spare])
     for _ in range(3):
         parameter.grad = torch.ones_like(parameter)
         assert optimizer.step(torch.is_grad_enabled), "a closure computes gradients"
     assert optimizer.state[parameter]["step"] == 3
+    assert spare.eq(1).all() and spare not in optimizer.state, "it had no gradient"
 
 
 class Complex(nn.Module):

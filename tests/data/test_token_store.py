@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from adloco.data import token_cache, token_store
 from adloco.data.byte_tokenizer import ByteTokenizer
@@ -79,6 +80,9 @@ def test_tokens_are_those_of_the_rows(words: list[str], folder: Path, tmp_path: 
         DataSettings(dataset=str(folder), validation_fraction=0.1, cache=str(tmp_path))
     )
     assert every.validation.tolist() == packed(words[9::10])
+    texts, state = words[9::10], every.store.state
+    assert state.validation_documents == len(texts)
+    assert state.validation_bytes == sum(map(len, texts))
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 3, 5])
@@ -147,8 +151,9 @@ def test_every_thread_is_told_what_is_wrong_with_the_source(tmp_path: Path) -> N
 def test_a_damaged_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path))
     whole = files(cache)
-    (cache.folder / "train.bin").write_bytes(whole["train.bin"][:-3])
-    assert files(open_cache(settings(folder, tmp_path))) == whole
+    for cut in ("train.bin", "chunks.bin"):
+        (cache.folder / cut).write_bytes(whole[cut][:-3])
+        assert files(open_cache(settings(folder, tmp_path))) == whole
     meta = json.loads(whole["meta.json"])
     for key in meta:
         lacking = {name: value for name, value in meta.items() if name != key}
@@ -261,6 +266,21 @@ def test_who_appends_in_turn_reads_a_file_once(
     assert begun == [0, 1, 4]
 
 
+def test_a_cache_that_another_process_begins_or_fills_is_waited_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = settings(folder, tmp_path)
+    one, other = begin_cache(data), begin_cache(data)
+    next(one.store.grow(lambda state: state.complete))
+    monkeypatch.setattr(token_store, "WAIT_SECONDS", 0.01)
+    with FileLock(f"{one.folder}.lock"):  # As a third one has it.
+        grown = other.store.grow(lambda state: state.complete)
+        assert [next(grown).chunks for _ in range(2)] == [1, 1]
+    looks = iter([False])  # It has begun it after the first look.
+    monkeypatch.setattr(token_store, "intact", lambda folder: next(looks, True))
+    assert begin_cache(data).store.state.chunks == 1
+
+
 def test_a_stream_shorter_than_its_streams_ends(tmp_path: Path) -> None:
     source = StreamSource(lambda count: np.arange(9), context_tokens=4, num_streams=1)
     assert source.read(0, 0, 3).tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [0, 1, 2, 3, 4]]
@@ -349,12 +369,15 @@ def test_what_is_left_out_is_counted(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_texts_held_out_otherwise_are_another_cache(tmp_path: Path) -> None:
-    texts, folders = tmp_path / "texts.jsonl", set()
-    texts.write_text("".join(f'{{"text": "{word}"}}\n' for word in ("same", "same", "same")))
+    texts, folders, corpora = tmp_path / "texts.jsonl", set(), set()
+    texts.write_text("".join(f'{{"text": "{word}"}}\n' for word in 3 * ["s\\u00e4me"]))
     for held_out in (1, 2):
         data = DataSettings(path=str(texts), cache=str(tmp_path), validation_samples=held_out)
-        folders.add(begin_cache(data).folder)
-    assert len(folders) == 2
+        cache = open_cache(data)
+        folders.add(cache.folder)
+        corpora.add(cache.corpus)
+        assert cache.store.state.validation_bytes == 5 * held_out, "of UTF-8"
+    assert len(folders) == len(corpora) == 2
 
 
 def test_what_selects_rows_is_part_of_the_name_of_a_dataset_s_cache(
@@ -364,3 +387,11 @@ def test_what_selects_rows_is_part_of_the_name_of_a_dataset_s_cache(
     changes = [{}, {"bad_rows": "skip"}, spread, {**spread, "validation_fraction": 0.1}]
     names = {begin_cache(replace(data, **change)).folder.name for change in changes}
     assert len(names) == len(changes)
+
+
+@pytest.mark.parametrize(("ids", "dtype"), [(2**16, "uint16"), (2**16 + 1, "uint32")])
+def test_tokens_have_a_type_that_has_all_ids(ids: int, dtype: str, tmp_path: Path) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.vocab_size = ids
+    store = TokenStore(tmp_path / "store", lambda state: iter(()), "text", lambda: tokenizer)
+    assert store.state.dtype == dtype

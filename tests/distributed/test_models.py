@@ -2,6 +2,8 @@
 a sentence.
 """
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,13 @@ from torch.multiprocessing import ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
 from adloco import BatchGuards, place
-from adloco.distributed.dtensor import _host_mesh, first_element, gather_shards, local
+from adloco.distributed.dtensor import (
+    _host_mesh,
+    first_element,
+    forget_meshes,
+    gather_shards,
+    local,
+)
 from adloco.distributed.parallel.engine import IslandGroup
 from adloco.distributed.parallel.whole_model import WholeModel
 from adloco.distributed.testing import run_on_ranks
@@ -316,6 +324,11 @@ def on_a_host_mesh(shards: int, replicas: int) -> None:
     )
     assert torch.equal(again.full_tensor(), whole)
     assert first_element(again) == first_element(like)
+    left = weakref.ref(again.device_mesh)
+    del again
+    forget_meshes()
+    gc.collect()
+    assert left() is None, "it holds the connections of its ranks"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from adloco import DiLoCo, InnerAdamW, Int4, MergeFates, MergeSmallest, OuterMemory
@@ -59,12 +61,16 @@ def means_on_ranks() -> list[list[float]]:
     placement = place(4, torch.device("cpu"), 1)
     here = placement.local(range(4))
     means = placement.comm(range(4)).mean([mixed(worker) for worker in here], [0.25] * len(here))
+    # A whole tensor and a smaller sharded one.
+    mesh = init_device_mesh("cpu", (placement.num_ranks,))
+    given = [torch.ones(9), distribute_tensor(torch.zeros(4), mesh, [Shard(0)])]
+    means.append(Comm(Islands(workers=[1], traffic=Traffic())).mean([given], [1.0])[0])
     return [mean.tolist() for mean in means]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_means_of_several_types_on_ranks(ranks: int) -> None:
-    expected = [[10.0 * k + 1.5] * (5 + k) for k in range(8)]
+    expected = [*([10.0 * k + 1.5] * (5 + k) for k in range(8)), [1.0] * 9]
     assert run_on_ranks(means_on_ranks, ranks) == [expected] * ranks
 
 

@@ -11,7 +11,7 @@ from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
 from adloco.plan.candidates import candidates
 from adloco.plan.cluster import Cluster
-from adloco.plan.cluster_plan import make_plan
+from adloco.plan.cluster_plan import BANDWIDTHS, make_plan
 from adloco.plan.gap_law import NORMAL_90, gap
 from adloco.plan.loss_law import LossLaw
 from adloco.plan.prediction import (
@@ -80,9 +80,9 @@ def test_a_plan_names_the_measured_micro_batch() -> None:
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
     plan = make_plan(found, WORKLOAD, cluster, target)
     assert plan.chosen.step_seconds == (1.0, 1.0)
-    assert "32 samples in a step on average, in micro-batches of at most 32" in " ".join(
-        plan.reasons
-    )
+    said = " ".join(plan.reasons)
+    assert "32 samples in a step on average, in micro-batches of at most 32 on each rank" in said
+    assert "and trains 32 a second; of the passes" in said
 
 
 def test_a_busy_machine_is_said_first() -> None:
@@ -414,10 +414,26 @@ def test_more_islands_than_the_largest_batch_take_a_sample_each() -> None:
 def test_what_does_not_fit_in_memory_is_no_candidate() -> None:
     target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
     cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
-    small, large = sorted(made(name, cluster).memory_bytes for name in ("ddp", "diloco"))
-    room = Cluster(**{**vars(cluster), "memory_gib": (small + large) / 2**31})
+    small = min(made(name, cluster).memory_bytes for name in ("ddp", "diloco"))
+    room = replace(cluster, memory_gib=small / 2**30)
     plan = make_plan(candidates(["ddp", "diloco"], ONE, room), WORKLOAD, room, target)
     assert [one.memory_bytes for one in plan.predictions] == [small]
+    assert plan.crossing is None, "it crosses no curve either"
+
+
+def test_curves_have_the_fastest_of_each_method() -> None:
+    """The recommended one may take a twentieth longer."""
+    cluster = Cluster(islands=2, bandwidth="1gbit", samples_per_second={8: 16.0})
+    every = [("method.sync_every", each) for each in ("10", "12")]
+    found = candidates(["ddp", "diloco"], every, cluster)
+    target = Target(name="tokens", tokens=lambda recipe, batch: 1e9)
+    plan = make_plan(found, WORKLOAD, cluster, target)
+    assert (BANDWIDTHS[0], BANDWIDTHS[-1]) == (1e6, 1e11)
+    for name, line in plan.over_bandwidth.items():
+        for bits, one in zip(BANDWIDTHS, line, strict=True):
+            on = replace(cluster, bandwidth=f"{bits / 1e3:.6f}kbit")
+            of_name = [each for each in found if each.name == name]
+            assert one.seconds == min(predict(e, WORKLOAD, on, target).seconds for e in of_name)
 
 
 def test_gradients_have_the_type_of_the_parameters() -> None:

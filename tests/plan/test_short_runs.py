@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,16 @@ def changed(run: Path, name: str, *changes: tuple[str, str]) -> Path:
 def test_the_losses_of_a_run_that_count(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--run.tokens", "8192", "--evaluation.every", "1", "--batch.maximum", "16"]
+    words = [
+        "--run.tokens",
+        "8192",
+        "--evaluation.every",
+        "1",
+        "--batch.maximum",
+        "16",
+        "--batch.eta",
+        "0.5",
+    ]
     assert main(["train", "adloco", *small, *words]) == 0
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
@@ -43,11 +53,12 @@ def test_the_losses_of_a_run_that_count(
     (point,) = cosine.points
     assert (point.tokens, point.loss) == (summary["tokens"], summary["final_val_loss"])
     assert point.annealed and point.sync_every == 4
-    assert isinstance(point.batch, dict)
-    assert sum(point.batch.values()) == pytest.approx(summary["tokens"])
-    assert set(point.batch) == {
-        trainer["trainer_batch"] for record in records for trainer in record["trainers"]
-    }
+    tokens = Counter[float]()
+    for record, before in zip(records, [{"tokens": 0}, *records], strict=False):
+        sizes = [trainer["trainer_batch"] for trainer in record["trainers"]]
+        for size in sizes:
+            tokens[size] += (record["tokens"] - before["tokens"]) * size / sum(sizes)
+    assert point.batch == pytest.approx(tokens) and len(tokens) > 1
 
     constant = changed(run, "constant", ('shape = "cosine"', 'shape = "constant"'))
     points = read_short_runs([constant]).points
@@ -56,6 +67,10 @@ def test_the_losses_of_a_run_that_count(
     for one, two in itertools.pairwise(points):
         assert two.tokens >= 1.2 * one.tokens and not one.annealed
     assert fit_loss_law(points, draws=0).law.irreducible < summary["final_val_loss"]
+
+    slow = ("warmup_fraction = 0.02", "warmup_fraction = 0.6")
+    warm = changed(run, "warm", ('shape = "cosine"', 'shape = "constant"'), slow)
+    assert all(point.tokens >= 0.6 * 8192 for point in read_short_runs([warm]).points)
 
     same = read_short_runs([run, run / ".." / "run"])
     assert len(same.points) == 1, "a run that is given by two paths is one"
@@ -130,6 +145,17 @@ def test_the_losses_of_a_run_that_count(
             [("method.sync_every", "7")],
             "2 workers, outer.update mean, wire.format fp32",
             7,
+        ),
+        (
+            # A rate that falls to a half over a half makes the mean H 7 / 0.875.
+            "local-sgd",
+            [
+                *[("streaming.fragments", "2"), ("method.sync_every", "7")],
+                *[("method.sync_growth", "1"), ("learning_rate.shape", "wsd")],
+                *[("learning_rate.decay_fraction", "0.5"), ("learning_rate.final_fraction", "0.5")],
+            ],
+            "2 workers, outer.update mean, wire.format fp32, streaming.fragments 2",
+            8,
         ),
         (
             "local-sgd",

@@ -10,6 +10,7 @@ from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.errors import NonFiniteLossError
+from adloco.run.changes import Changed, skipped_by
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.training_run import TrainingRun
 from adloco.whole_file import checksums
@@ -164,3 +165,9 @@ def test_a_change_that_no_checkpoint_has_is_not_recorded_any_more(
     assert recorded() == [("0.01", "0.002")]
     assert main([*resume, "--inner.lr", "0.01"]) == 0
     assert not (folder / "changes.jsonl").exists()
+
+
+def test_what_a_resume_leaves_out_beside_what_the_run_has_left_out() -> None:
+    first = Changed(round=1, setting="data.skip_samples", before="5", after="7")
+    rate = Changed(round=1, setting="inner.lr", before="4", after="9")
+    assert skipped_by([first, rate]) == 2

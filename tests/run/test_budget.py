@@ -83,6 +83,10 @@ def test_a_budget_that_is_no_whole_sample_ends_with_the_next() -> None:
     state: Any = SimpleNamespace(samples=40, inner_steps=0, in_round=False)
     budget = Budget(limits={"tokens": 1345}, tokens_per_sample=32)  # 42.03 samples.
     assert budget.next_round(state, per_step=8, fewest=2, sync_every=4).samples == 3
+    state.in_round, state.round_steps, state.final_samples = True, 2, 9
+    assert budget.next_round(state, per_step=8, fewest=2, sync_every=4) == RoundSize(
+        steps=2, per_step=8, final=9
+    ), "a round in progress keeps its length"
 
 
 def test_what_is_spent_by_hand() -> None:
@@ -418,9 +422,11 @@ def test_a_run_in_use_is_refused_before_anything_is_changed(
 
 
 def test_a_multiple_of_a_budget_is_rounded_up(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text("[run]\ntokens = 1001\n")
     (tmp_path / "summary.json").write_text("{}")
-    assert absolute_budgets(tmp_path, [("run.tokens", "1.5x")]) == [("run.tokens", "1502")]
+    # 1.1 times 3000 is more than 3300 in floating point.
+    for tokens, times, expected in ((1001, "1.5x", "1502"), (3000, "1.1x", "3300")):
+        (tmp_path / "recipe.toml").write_text(f"[run]\ntokens = {tokens}\n")
+        assert absolute_budgets(tmp_path, [("run.tokens", times)]) == [("run.tokens", expected)]
 
 
 def test_what_auto_chooses_is_kept(

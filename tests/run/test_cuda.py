@@ -1,5 +1,6 @@
 """Runs on a GPU: the numbers of a CPU to rounding, resumed to the bit. Skipped without a GPU."""
 
+import copy
 import itertools
 from pathlib import Path
 
@@ -143,6 +144,36 @@ def test_memory_of_graphs_that_are_gone_takes_others() -> None:
             assert parameter.grad is not None
             assert parameter.grad.eq(3.5).all()
             parameter.grad = None
+
+
+def updated(captured: bool) -> list[float]:
+    """A parameter after six updates. After three its gradient is another tensor, and before the
+    last one a state is loaded.
+    """
+    parameter = torch.ones(3, device="cuda", requires_grad=True)
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=True)
+    lane = cuda_graphs.Lane(parameter.device)
+    update = cuda_graphs.CapturedUpdate([optimizer], lane)
+    norm = torch.zeros((), dtype=torch.float64, device="cuda")
+    with on_stream(lane.stream):
+        for step in range(6):
+            if step % 3 == 0:
+                parameter.grad = torch.empty_like(parameter)
+            if step == 5:
+                state = copy.deepcopy(optimizer.state_dict())
+                state["state"][0]["exp_avg"].mul_(-2)
+                optimizer.load_state_dict(state)
+            assert parameter.grad is not None
+            parameter.grad.fill_(step + 1.0)
+            if captured:
+                update.run(lambda norm: optimizer.step(), norm)
+            else:
+                optimizer.step()
+    return parameter.tolist()
+
+
+def test_a_captured_update_takes_tensors_that_replaced_others() -> None:
+    assert updated(True) == pytest.approx(updated(False), rel=1e-6)
 
 
 def test_workers_get_parameters_of_both_types() -> None:

@@ -12,7 +12,10 @@ import torch
 
 TESTS = Path(__file__).parents[1]
 SIMULATED = TESTS / "simulated_gpus"
-QUICK = "computes_what_a_cpu and (streaming or merging) or encodes or waits or both_types or memory"
+QUICK = (
+    "computes_what_a_cpu and (streaming or merging)"
+    " or encodes or waits or both_types or memory or replaced"
+)
 
 
 @pytest.fixture(scope="module")

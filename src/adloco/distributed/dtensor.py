@@ -210,9 +210,10 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
 
 
 def forget_meshes() -> None:
-    """Clear what torch remembers of operations on sharded tensors: it holds their meshes, and so
+    """Clear what torch and `_host_mesh` remember of sharded tensors: it holds their meshes, and so
     the connections and threads of process groups that were left.
     """
+    _host_mesh.cache_clear()
     # torch has no public way, so another version may have other names.
     with suppress(ImportError, AttributeError):
         from torch.distributed.tensor import _collective_utils, _redistribute, debug

@@ -104,7 +104,7 @@ def keep_settings(stored: "StoredRun") -> None:
     kept = [change for change in recorded if change.round <= rounds]
     # A resume from this checkpoint may have been killed before the next one: its values are not
     # those that the checkpoint has.
-    while kept and kept[-1].round == rounds and kept[-1].after != begun.get(kept[-1].setting):
+    while kept and kept[-1].after != begun.get(kept[-1].setting):
         kept.pop()
     _write_changes(folder, recorded, [*kept, *stored.changes])
 
@@ -236,7 +236,4 @@ def with_longer_schedule(
         if close and replace(now, warmup_fraction=each.warmup_fraction) == each:
             recipe = replace(recipe, learning_rate=longer)
     values = (longer.total_tokens, longer.warmup_fraction)
-    known = {
-        name: str(value) for name, value in zip(SCHEDULE, values, strict=True) if name in begun
-    }
-    return recipe, {**begun, **known}
+    return recipe, {**begun, **dict(zip(SCHEDULE, map(str, values), strict=True))}
