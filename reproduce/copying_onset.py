@@ -1,18 +1,23 @@
-"""After how many tokens a small model begins to copy from its context, by method.
+"""After how many tokens a small model begins to copy from its context, by method, and after how
+many it predicts code that it has not seen as well without copying.
 
-    .venv/bin/python reproduce/copying_onset.py FOLDER [--seeds N] [--table]
+    .venv/bin/python reproduce/copying_onset.py FOLDER [--seeds N] [--arms NAME] [--table]
 
 Half of the text is Python's standard library, and half random words, of which each stands two to
 four times in its line. A word that comes again is foretold only by copying. A run that FOLDER has
-is not trained again, and one that was stopped is resumed; --table trains none.
+is not trained again, and one that was stopped is resumed. --arms takes those whose names begin so,
+and --table trains none.
 """
 
 import argparse
+import itertools
 import json
+import math
 import random
 import statistics
 import string
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +30,8 @@ SIGNS, WORD = string.ascii_letters + string.digits, 24
 TOKENS, TEXT = 3_000_000, "texts"
 HALF = 2.1
 """Loss of a word's second time in nats, half of that of a word that nothing foretells."""
+PLACES, OF_CODE = 15, 1.85
+"""Places of a window that have little to copy from, and a loss of them in nats."""
 SETTINGS = {
     "model.hidden_size": 64,
     "model.intermediate_size": 176,
@@ -57,6 +64,18 @@ ARMS = {
     ),
     "diloco, settings for longer runs": ("diloco", 20, LONGER),
     "adloco": ("adloco", 4, {}),
+} | {
+    f"mean of four workers every {steps} steps": (
+        "diloco",
+        every,
+        {
+            "method.workers_per_trainer": 4,
+            "method.sync_every": steps,
+            "outer.update": "mean",
+            "wire.format": "fp32",
+        },
+    )
+    for steps, every in ((1, 100), (3, 33), (10, 10), (30, 3))
 }
 """Recipe, rounds between checkpoints, and settings."""
 
@@ -84,39 +103,58 @@ def new_lines() -> tuple[Tensor, int]:
     return torch.tensor(lines), len(begin) + WORD + 1
 
 
-def onset(folder: Path) -> float:
-    """Millions of tokens after which the loss of a word's second time is `HALF`, on the line
-    between two checkpoints.
+def new_code() -> Tensor:
+    """Windows [window, sign] of the library's packages, which nobody trains on."""
+    files = sorted((Path(sysconfig.get_path("stdlib")) / "asyncio").glob("*.py"))
+    text = b"".join(file.read_bytes() for file in files)
+    width = PLACES + 1
+    return torch.tensor(list(text[: len(text) // width * width])).view(-1, width)[::8]
+
+
+def onsets(folder: Path) -> tuple[float, float]:
+    """Millions of tokens after which the loss of a word's second time is `HALF`, and that of new
+    code `OF_CODE`, each on the line between two checkpoints.
     """
-    lines, begin = new_lines()
+    (lines, begin), code = new_lines(), new_code()
     records = (folder / "metrics.jsonl").read_text().splitlines()
     tokens = {0: 0} | {each["round"]: each["tokens"] for each in map(json.loads, records)}
-    last = (0.0, float("inf"))
+    of_words, of_code = [], []
     for checkpoint in sorted((folder / "checkpoints").glob("round-*")):
         number = int(checkpoint.name.split("-")[1])
         model = adloco.load(folder, round=number).model.eval()
         # Without the first two signs, which nothing foretells.
-        loss = float(losses(model, lines)[begin + 1 : begin + WORD - 1].mean())
-        now = (tokens[number] / 1e6, loss)
-        if loss < HALF:
-            share = (last[1] - HALF) / (last[1] - loss)
-            return last[0] + share * (now[0] - last[0])
-        last = now
-    return float("nan")
+        word = float(losses(model, lines)[begin + 1 : begin + WORD - 1].mean())
+        of_words.append((tokens[number] / 1e6, word))
+        of_code.append((tokens[number] / 1e6, float(losses(model, code).mean())))
+        if word < HALF and of_code[-1][1] < OF_CODE:
+            break
+    return reached(of_words, HALF), reached(of_code, OF_CODE)
+
+
+def reached(points: Sequence[tuple[float, float]], level: float) -> float:
+    """Tokens at which the loss of points (tokens, loss) falls below a level; NaN: never."""
+    for (before, above), (now, loss) in itertools.pairwise([(0.0, float("inf")), *points]):
+        if loss < level:
+            share = (above - level) / (above - loss) if math.isfinite(above) else 1.0
+            return before + share * (now - before)
+    return math.nan
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--arms", default="")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     texts = options.folder / TEXT
     if not texts.exists():
         write_texts(texts)
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for seed in range(options.seeds):
         for arm, (recipe, every, settings) in ARMS.items():
+            if not arm.startswith(options.arms):
+                continue
             folder = options.folder / f"{arm}-{seed}"
             if not options.table and not (folder / "summary.json").exists():
                 given = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
@@ -125,11 +163,11 @@ def main() -> None:
                 else:
                     adloco.train(recipe, tokens=TOKENS, data=texts, folder=folder, **given)
             if (folder / "summary.json").exists():
-                found.setdefault(arm, []).append(onset(folder))
+                found.setdefault(arm, []).append(onsets(folder))
     for arm, tokens in found.items():
-        each = ", ".join(f"{value:.2f}" for value in tokens)
-        mean = statistics.mean(tokens)
-        print(f"{arm}: {mean:.2f} million tokens ({each})")
+        for what, each in zip(("begins to copy", "code"), zip(*tokens, strict=True), strict=True):
+            mean, values = statistics.mean(each), ", ".join(f"{value:.2f}" for value in each)
+            print(f"{arm}: {what} after {mean:.2f} million tokens ({values})")
 
 
 if __name__ == "__main__":
