@@ -95,7 +95,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             ["--resume", "/no/such/run"],
             (
                 "--model.hidden_size cannot change when a run is resumed; leave it out (settings "
-                "that can: data.arguments, data.cache, data.dataset, data.factory, "
+                "that can: data.arguments, data.bad_rows, data.cache, data.dataset, data.factory, "
                 "data.islands, data.path,"
             ),
         ),
