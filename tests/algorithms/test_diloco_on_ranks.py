@@ -148,7 +148,8 @@ def test_shards_of_a_lone_worker_are_no_replicas() -> None:
 def evaluated(asked: bool) -> tuple[list[float], list[float]]:
     """Sums of the parameters after five steps, and of those after the third one once again.
 
-    asked: Passes without a backward pass at every place in the loop.
+    asked: Passes without a backward pass around all calls of DiLoCo; before `optimizer.step()` they
+        would make the next step, by torch itself, begin where this one did.
     """
     model, data = BlockLM().float(), tokens(200, 2)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -183,7 +184,7 @@ def evaluated(asked: bool) -> tuple[list[float], list[float]]:
     return first, train(range(3, 5))
 
 
-def test_a_loop_may_evaluate_anywhere_although_shards_are_gathered_then() -> None:
+def test_a_loop_may_evaluate_between_steps_although_shards_are_gathered_then() -> None:
     """FSDP2 leaves them gathered, in the type that it computes in, which a state once saved."""
     (plain, again), _ = run_on_ranks(evaluated, 2, False)
     assert plain == again
