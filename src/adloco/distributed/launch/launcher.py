@@ -180,8 +180,8 @@ def place(
     ids = range(workers) if isinstance(workers, int) else workers
     require(
         len(ids) > 0 and [*ids] == sorted({*ids}),
-        "place needs one worker or more, as their number or as their ids in rising order, got "
-        f"{workers}",
+        f"workers {workers} cannot be placed; give one or more, as their number or as their ids in "
+        "rising order",
     )
     shards, replicas = island_shape(num_ranks(), len(ids), shard_size, replica_size)
     device = torch.device(device)
