@@ -97,6 +97,23 @@ def test_samples_of_all_ranks_of_a_worker_are_in_its_state(tmp_path: Path) -> No
     assert run_on_ranks(counted, 2, str(tmp_path), 1) == pytest.approx([3.0] * 2)
 
 
+def of_fractions(saves: bool) -> list[float]:
+    """A round whose samples are no whole numbers; it may be saved and loaded in the middle."""
+    model, rank = linear(), dist.get_rank()
+    diloco = DiLoCo(model, outer=None, sync_every=4, placement=place(2, replica_size=2))
+    for step in range(4):
+        for parameter in model.parameters():
+            parameter.data.add_(rank // 2 + 1.0)
+        diloco.step([[0.1, 0.7, 0.3][(rank + step) % 3] / (step + 1)])
+        if saves and step == 1:
+            diloco.load_state_dict(copy.deepcopy(diloco.state_dict()))
+    return [*diloco.state_dict()["round_weights"]]
+
+
+def test_samples_that_are_no_whole_numbers_keep_their_bits() -> None:
+    assert run_on_ranks(of_fractions, 4, True) == run_on_ranks(of_fractions, 4, False)
+
+
 def moved_on(folder: str, before: str, moves: list[float]) -> float:
     """A round on islands of two shards, of which each worker moves by its own number.
 
@@ -148,7 +165,8 @@ def test_shards_of_a_lone_worker_are_no_replicas() -> None:
 def evaluated(asked: bool) -> tuple[list[float], list[float]]:
     """Sums of the parameters after five steps, and of those after the third one once again.
 
-    asked: Passes without a backward pass at every place in the loop.
+    asked: Passes without a backward pass around all calls of DiLoCo; before `optimizer.step()` they
+        would make the next step, by torch itself, begin where this one did.
     """
     model, data = BlockLM().float(), tokens(200, 2)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -183,7 +201,7 @@ def evaluated(asked: bool) -> tuple[list[float], list[float]]:
     return first, train(range(3, 5))
 
 
-def test_a_loop_may_evaluate_anywhere_although_shards_are_gathered_then() -> None:
+def test_a_loop_may_evaluate_between_steps_although_shards_are_gathered_then() -> None:
     """FSDP2 leaves them gathered, in the type that it computes in, which a state once saved."""
     (plain, again), _ = run_on_ranks(evaluated, 2, False)
     assert plain == again

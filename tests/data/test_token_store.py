@@ -6,6 +6,7 @@ import errno
 import json
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -323,13 +324,16 @@ def test_a_prepared_dataset_of_the_hub_needs_no_hub(
     assert open_cache(settings(copy, tmp_path / "cache")).train.tolist() == train.tolist()
 
 
+@pytest.mark.parametrize("named", ["data_files: ../rows/train.jsonl", "data_dir: ../rows"])
 def test_files_that_a_dataset_s_card_names_elsewhere_are_part_of_the_source(
-    tmp_path: Path,
+    tmp_path: Path, named: str
 ) -> None:
     """A cache was read after they had changed."""
-    rows, card = tmp_path / "rows.jsonl", tmp_path / "described" / "README.md"
+    rows, card = tmp_path / "rows" / "train.jsonl", tmp_path / "described" / "README.md"
+    rows.parent.mkdir()
     card.parent.mkdir()
-    card.write_text("---\nconfigs:\n- config_name: default\n  data_files: ../rows.jsonl\n---\n")
+    card.with_name("train.jsonl").write_text(json.dumps({"text": "not read"}))
+    card.write_text(f"---\nconfigs:\n- config_name: default\n  {named}\n---\n")
 
     def first_words() -> str:
         cache = open_cache(settings(card.parent, tmp_path / "cache"))
@@ -339,6 +343,19 @@ def test_files_that_a_dataset_s_card_names_elsewhere_are_part_of_the_source(
         rows.write_text(json.dumps({"text": text + " delta" * len(text)}) + "\n")
         assert first_words() == text
     assert first_words() == "zeta "
+
+
+def test_a_prepared_dataset_with_a_card_is_found_without_opening_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card may name files of the hub; those in the folder count once, by whatever path."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    names = "data_files: train-*.jsonl"
+    (copy / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {names}\n---\n")
+    monkeypatch.chdir(tmp_path)
+    train = open_cache(settings(Path("copy"), tmp_path / "cache")).train
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert open_cache(settings(Path("copy"), tmp_path / "cache")).train.tolist() == train.tolist()
 
 
 def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:

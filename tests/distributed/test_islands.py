@@ -559,3 +559,10 @@ def test_ranks_that_cannot_hold_the_workers(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         island_shape(ranks, workers, *sizes)
+
+
+@pytest.mark.parametrize("workers", [0, [], [2, 0], [1, 1]])
+def test_no_workers_and_ids_that_do_not_rise_cannot_be_placed(workers: Any) -> None:
+    """None ended in a division by zero."""
+    with pytest.raises(ValueError, match="cannot be placed; give one or more, as their number "):
+        place(workers)

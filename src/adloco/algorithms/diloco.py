@@ -236,7 +236,8 @@ class DiLoCo:
         self._outer.step()
         for model in self.models:
             free_gathered(model)
-        # As the first rank's: fewer ranks may serve the worker when it is loaded.
+        # As the first rank's, if fewer ranks serve the worker when it is loaded; the same ones take
+        # their own, because a sum in another order would have other bits.
         seen = [[*self.placement.sum_on_island(own)] for own in self._samples]
         within = self._inner_steps % self.sync_every > 0
         apart = within or self._syncing.diverges(self.num_workers)
@@ -248,7 +249,9 @@ class DiLoCo:
             "apart": apart,
             "replicas": [_kept(model, apart) for model in self.models],
             "residuals": [replica.residuals for replica in self._replicas],
-            "samples": [own if self._rank == 0 else [0.0] * len(own) for own in seen],
+            "ranks": self.placement.ranks_per_worker,
+            "samples": self._samples,
+            "of_fewer": [own if self._rank == 0 else [0.0] * len(own) for own in seen],
             "counted": self._counted,
             "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
@@ -268,7 +271,7 @@ class DiLoCo:
         """
         self._require_same_parameters()
         require(
-            "shards" in state,
+            "of_fewer" in state,
             "the state is not a DiLoCo's, or was saved by a version before 2026-11-30; load what "
             "state_dict() of this version gave",
         )
@@ -320,8 +323,9 @@ class DiLoCo:
                 copy_all(state["replicas"][index], targets)
                 copy_all(state["residuals"][index], self._replicas[index].residuals)
         # Where replicas do not differ, nothing was trained since; other ranks may have more models.
+        same = state["ranks"] == self.placement.ranks_per_worker
         self._samples = (
-            list(state["samples"])
+            list(state["samples" if same else "of_fewer"])
             if own and fits
             else [[0.0] * len(self.models) for _ in self._samples]
         )

@@ -62,15 +62,16 @@ def dataset_files(data: DataSettings, split: str) -> list[DataFile]:
 
 
 def named_files(data: DataSettings) -> list[Path]:
-    """The files of a local dataset that its card names, which may be in other folders.
-
-    Raises:
-        ValueError: It cannot be opened, or has no such configuration.
+    """The files of a local dataset that its card names, which may be in other folders; none if the
+    dataset cannot be opened, which a prepared text need not be.
     """
     card = expanded(data.dataset) / "README.md"
-    if not (card.is_file() and b"data_files" in card.read_bytes()):
+    if not (card.is_file() and b"configs" in card.read_bytes()):
         return []
-    named = (_builder(data).config.data_files or {}).values()
+    try:
+        named = (_builder(data).config.data_files or {}).values()
+    except ValueError:  # Whoever reads the rows is told.
+        return []
     return [file for names in named for name in names if (file := Path(name)).is_file()]
 
 

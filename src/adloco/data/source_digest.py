@@ -19,7 +19,7 @@ def source_digest(data: DataSettings) -> str:
         root = expanded(data.dataset)
         if not root.is_dir():
             return ""
-        return _files_digest(root, {*filter(Path.is_file, root.rglob("*")), *named_files(data)})
+        return _files_digest(root, [*filter(Path.is_file, root.rglob("*")), *named_files(data)])
     if data.factory:
         digest = hashlib.sha256()
         (stage,) = stages(data)
@@ -37,9 +37,10 @@ def _files_digest(root: Path, files: Iterable[Path]) -> str:
     """Digest of the names, sizes and times of files, and of the path from which they are named: two
     texts can be equal in all the others, where times were set to one value.
     """
+    named = {Path(os.path.relpath(file, root)): file for file in files}  # Some have two paths.
     stats = [
-        (Path(os.path.relpath(file, root)).as_posix(), file.stat() if file.exists() else None)
-        for file in sorted(files)
+        (name.as_posix(), file.stat() if file.exists() else None)
+        for name, file in sorted(named.items())
     ]
     facts = [(name, stat and (stat.st_size, stat.st_mtime_ns)) for name, stat in stats]
     return hashlib.sha256(repr([str(root.resolve()), *facts]).encode()).hexdigest()

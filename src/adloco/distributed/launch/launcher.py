@@ -178,6 +178,11 @@ def place(
             ranks and not inside `process_group`.
     """
     ids = range(workers) if isinstance(workers, int) else workers
+    require(
+        len(ids) > 0 and [*ids] == sorted({*ids}),
+        f"workers {workers} cannot be placed; give one or more, as their number or as their ids in "
+        "rising order",
+    )
     shards, replicas = island_shape(num_ranks(), len(ids), shard_size, replica_size)
     device = torch.device(device)
     if not dist.is_initialized():
