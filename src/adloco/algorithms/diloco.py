@@ -272,7 +272,7 @@ class DiLoCo:
         self._require_same_parameters()
         require(
             "of_fewer" in state,
-            "the state is not a DiLoCo's, or was saved by a version before 2026-11-30; load what "
+            "the state is not a DiLoCo's, or was saved by an older version; load what "
             "state_dict() of this version gave",
         )
         steps = self.placement.all_values(state["inner_steps"])
