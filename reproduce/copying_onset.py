@@ -77,6 +77,8 @@ ARMS = {
     )
     for steps, every in ((1, 100), (3, 33), (10, 10), (30, 3))
 }
+MEAN = "mean of four workers every 10 steps"
+ARMS[f"{MEAN}, twice the rate"] = ("diloco", 10, ARMS[MEAN][2] | {"inner.lr": 1.6e-2})
 """Recipe, rounds between checkpoints, and settings."""
 
 
