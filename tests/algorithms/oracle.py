@@ -88,7 +88,7 @@ class Settings:
 @dataclass
 class Worker:
     id: int
-    theta: Array
+    params: Array
     stream: int
     position: int = 0
     steps: float = 0.0
@@ -113,25 +113,24 @@ class Known:
 @dataclass
 class Trainer:
     id: int
-    theta: Array
-    """Global parameters."""
+    global_params: Array
     workers: list[int]
-    request: int
+    requested_batch: int
     momentum: Array = field(default_factory=lambda: np.zeros(21))
     stepped: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(21, dtype=bool))
     """Parameters that have had an outer step since the momentum began."""
     samples: int = 0
     tested_at: int = 0
     """Samples of the trainer at its last tests."""
-    trace: Known = field(default_factory=lambda: Known(0.5))
+    grad_variance: Known = field(default_factory=lambda: Known(0.5))
     """S, the trace of the covariance of samples' gradients."""
-    norm: Known = field(default_factory=lambda: Known(0.02))
+    grad_norm_sq: Known = field(default_factory=lambda: Known(0.02))
     """|G|^2."""
 
 
-def gradient(theta: Array, inputs: Array, targets: Array) -> Array:
+def gradient(params: Array, inputs: Array, targets: Array) -> Array:
     """Of the mean squared error."""
-    a, b, c = theta[:9].reshape(3, 3), theta[9:18].reshape(3, 3), theta[18:]
+    a, b, c = params[:9].reshape(3, 3), params[9:18].reshape(3, 3), params[18:]
     first = np.tanh(inputs @ a.T)
     second = np.tanh(first @ b.T)
     error = 2 * (second @ c - targets) / len(targets)
@@ -269,9 +268,9 @@ class Oracle:
         told, count = self.told, len(trainer.workers)
         fits = count * told.max_micro_batch
         accumulates = told.mode == "always" or (
-            told.mode == "switch" and trainer.request > told.multiplier * fits
+            told.mode == "switch" and trainer.requested_batch > told.multiplier * fits
         )
-        total = trainer.request if accumulates else min(trainer.request, fits)
+        total = trainer.requested_batch if accumulates else min(trainer.requested_batch, fits)
         shares = even(max(total, self.fewest * count), count)
         return {
             worker: even(share, math.ceil(share / told.max_micro_batch))
@@ -341,14 +340,14 @@ class Oracle:
         told, samples = self.told, sum(micro)
         inputs, targets = self.read(worker.stream, worker.position, samples)
         worker.position += samples
-        mean = gradient(worker.theta, inputs, targets)
+        mean = gradient(worker.params, inputs, targets)
         found = None
         if tests and self._tests:
             wanted = told.groups * math.ceil(len(micro) / told.groups)
             sizes = even(samples, min(wanted, samples))
             ends = np.cumsum(sizes)[:-1]
             parts = zip(np.split(inputs, ends), np.split(targets, ends), strict=True)
-            squares = [float(np.sum(gradient(worker.theta, *part) ** 2)) for part in parts]
+            squares = [float(np.sum(gradient(worker.params, *part) ** 2)) for part in parts]
             square = float(mean @ mean)
             scatter = float(np.dot(sizes, squares)) - samples * square
             trace = max(0.0, scatter) / (len(sizes) - 1)
@@ -359,14 +358,14 @@ class Oracle:
         worker.steps += 1
         if told.inner == "sgd":
             worker.first = 0.9 * worker.first + mean
-            worker.theta = worker.theta - rate * worker.first
+            worker.params = worker.params - rate * worker.first
         else:
             worker.first = 0.9 * worker.first + 0.1 * mean
             worker.second = 0.999 * worker.second + 0.001 * mean**2
             first = worker.first / (1 - 0.9**worker.steps)
             second = worker.second / (1 - 0.999**worker.steps)
-            kept = worker.theta * (1 - rate * 0.01)
-            worker.theta = kept - rate * first / (np.sqrt(second) + 1e-8)
+            kept = worker.params * (1 - rate * 0.01)
+            worker.params = kept - rate * first / (np.sqrt(second) + 1e-8)
         return found
 
     def _part(self, fragment: int) -> NDArray[np.int64]:
@@ -383,28 +382,30 @@ class Oracle:
         """Update a fragment of the global parameters. Returns what the workers get later, and what
         each one keeps.
         """
-        part, start = self._part(fragment), trainer.theta
+        part, start = self._part(fragment), trainer.global_params
         differences = np.zeros((len(trainer.workers), 21))
         for row, worker in zip(differences, trainer.workers, strict=True):
-            row[part] = (start - self.workers[worker].theta)[part]
+            row[part] = (start - self.workers[worker].params)[part]
         decay = self.told.feedback_decay if self.told.feedback else 0.0
-        pseudo, kept = exchanged([*differences], self._weights(trainer), self.sync_wire, decay)
+        pseudo_gradient, kept = exchanged(
+            [*differences], self._weights(trainer), self.sync_wire, decay
+        )
         rate, momentum, nesterov = self.told.outer or (1.0, 0.0, False)
         old = np.where(trainer.stepped, momentum * trainer.momentum, 0.0)
-        velocity = old + pseudo
+        velocity = old + pseudo_gradient
         trainer.momentum[part] = velocity[part]
         trainer.stepped[part] = True
-        step = rate * (pseudo + momentum * velocity if nesterov else velocity)
-        trainer.theta[part] = (start - step)[part]
-        return trainer.theta[part].copy(), [own[part] for own in kept]
+        step = rate * (pseudo_gradient + momentum * velocity if nesterov else velocity)
+        trainer.global_params[part] = (start - step)[part]
+        return trainer.global_params[part].copy(), [own[part] for own in kept]
 
     def _receive(self, fragment: int, arrived: dict[int, tuple[Array, list[Array]]]) -> None:
         part, alpha = self._part(fragment), self.told.alpha
         for trainer in self.trainers.values():
             new, kept = arrived[trainer.id]
             for worker, own in zip(trainer.workers, kept, strict=True):
-                theta = self.workers[worker].theta
-                theta[part] = alpha * theta[part] + (1 - alpha) * (new - own)
+                params = self.workers[worker].params
+                params[part] = alpha * params[part] + (1 - alpha) * (new - own)
 
     # The next batch.
 
@@ -417,13 +418,13 @@ class Oracle:
             wanted = round(first * (last / first) ** min(1.0, trainer.samples / over))
         else:
             wanted = max(1, math.ceil(min(self._norm_test(trainer, tests), 1e9)))
-        now = trainer.request
+        now = trainer.requested_batch
         allowed = max(told.minimum, min(wanted, told.maximum))
         if abs(allowed - now) < told.hysteresis * now:
             return
         most = max(now + 1, math.floor(min(now * told.max_growth, told.maximum)))
         new = max(told.minimum, min(allowed, most))
-        trainer.request = max(new, now) if told.grow_only else new
+        trainer.requested_batch = max(new, now) if told.grow_only else new
 
     def _norm_test(self, trainer: Trainer, tests: Sequence[Any]) -> float:
         """S / (eta^2 |G|^2), by all tests or, as published, by those of the round."""
@@ -433,15 +434,15 @@ class Oracle:
         squares, _ = _mean(square, samples**2)
         elapsed = math.log(trainer.samples / trainer.tested_at) if trainer.tested_at else 0.0
         trainer.tested_at = trainer.samples
-        _follow_trace(trainer.trace, elapsed, traces, trace_spread, len(tests))
-        _follow_norm(trainer.norm, elapsed, norms, squares, norm_spread, len(tests))
+        _follow_variance(trainer.grad_variance, elapsed, traces, trace_spread, len(tests))
+        _follow_norm(trainer.grad_norm_sq, elapsed, norms, squares, norm_spread, len(tests))
         if self.told.rule == "plug-in":
             return traces / (self.told.eta**2 * squares)
-        assert trainer.trace.mean is not None
-        assert trainer.norm.mean is not None
-        if trainer.norm.variance > math.log(3) ** 2:
+        assert trainer.grad_variance.mean is not None
+        assert trainer.grad_norm_sq.mean is not None
+        if trainer.grad_norm_sq.variance > math.log(3) ** 2:
             return math.inf
-        return math.exp(trainer.trace.mean - trainer.norm.mean) / self.told.eta**2
+        return math.exp(trainer.grad_variance.mean - trainer.grad_norm_sq.mean) / self.told.eta**2
 
     # Merges.
 
@@ -452,35 +453,35 @@ class Oracle:
         if not due or len(self.trainers) < 2:
             return
         self.average_replicas()
-        ranked = sorted(self.trainers.values(), key=lambda each: (each.request, each.id))
+        ranked = sorted(self.trainers.values(), key=lambda each: (each.requested_batch, each.id))
         members = ranked[: told.merge_count]
         if told.policy == "largest-with-smallest":
             members = [*ranked[:-1][: told.merge_count - 1], ranked[-1]]
-        survivor = max(members, key=lambda each: (each.request, -each.id))
-        total = sum(each.request for each in members)
-        weights = {each.id: each.request / total for each in members}
+        survivor = max(members, key=lambda each: (each.requested_batch, -each.id))
+        total = sum(each.requested_batch for each in members)
+        weights = {each.id: each.requested_batch / total for each in members}
         others = [each for each in members if each is not survivor]
         self._mean_of_members(members, survivor, weights)
         if told.requested_batch != "survivor":
-            mean = round(sum(weights[each.id] * each.request for each in members))
+            mean = round(sum(weights[each.id] * each.requested_batch for each in members))
             wanted = total if told.requested_batch == "sum" else mean
-            survivor.request = min(wanted, told.maximum)
+            survivor.requested_batch = min(wanted, told.maximum)
         freed = sorted(worker for each in others for worker in each.workers)
         for each in others:
             del self.trainers[each.id]
         for worker in freed:
             home = max(
                 sorted(self.trainers.values(), key=lambda each: each.id),
-                key=lambda each: each.request / (len(each.workers) + 1),
+                key=lambda each: each.requested_batch / (len(each.workers) + 1),
             )
             home.workers = sorted([*home.workers, worker])
-            self.workers[worker].theta = home.theta.copy()
+            self.workers[worker].params = home.global_params.copy()
         for worker in survivor.workers:
-            self.workers[worker].theta = survivor.theta.copy()
+            self.workers[worker].params = survivor.global_params.copy()
         if told.streams == "balance":
             order = sorted(
                 self.trainers.values(),
-                key=lambda each: (-each.request / len(each.workers), each.id),
+                key=lambda each: (-each.requested_batch / len(each.workers), each.id),
             )
             readers = [worker for each in order for worker in each.workers]
             read = sorted((each.position, each.stream) for each in self.workers.values())
@@ -490,11 +491,13 @@ class Oracle:
     def average_replicas(self) -> None:
         """If workers have diverged, set them and the global parameters to their mean."""
         for trainer in self.trainers.values() if self.diverged else ():
-            apart = [trainer.theta - self.workers[worker].theta for worker in trainer.workers]
+            apart = [
+                trainer.global_params - self.workers[worker].params for worker in trainer.workers
+            ]
             mean, _ = exchanged(apart, self._weights(trainer), self.difference_wire)
-            trainer.theta = trainer.theta - mean
+            trainer.global_params = trainer.global_params - mean
             for worker in trainer.workers:
-                self.workers[worker].theta = trainer.theta.copy()
+                self.workers[worker].params = trainer.global_params.copy()
         self.diverged = False
 
     def _mean_of_trainers(
@@ -519,10 +522,13 @@ class Oracle:
         if told.parameters != "survivor":
             uniform = told.parameters == "uniform"
             shares = {each: 1 / len(members) if uniform else weights[each] for each in weights}
-            survivor.theta = self._mean_of_trainers(
-                members, shares, {each.id: each.theta for each in members}, self.parameter_wire
+            survivor.global_params = self._mean_of_trainers(
+                members,
+                shares,
+                {each.id: each.global_params for each in members},
+                self.parameter_wire,
             )
-            for name in ("trace", "norm"):
+            for name in ("grad_variance", "grad_norm_sq"):
                 setattr(survivor, name, _mixture(members, weights, name))
         if told.outer_momentum == "reset":
             survivor.momentum, survivor.stepped = np.zeros(21), np.zeros(21, dtype=bool)
@@ -559,7 +565,7 @@ def _noise(known: Known, value: float, scale: float, spread: float, tests: int) 
     return max((dof * spread / scale**2 + 4 * known.test_variance) / (dof + 4), 1e-12)
 
 
-def _follow_trace(known: Known, elapsed: float, value: float, spread: float, tests: int) -> None:
+def _follow_variance(known: Known, elapsed: float, value: float, spread: float, tests: int) -> None:
     known.variance += elapsed
     known.test_variance = _noise(known, value, value, spread, tests)
     error = math.log1p(known.test_variance / tests)

@@ -307,15 +307,17 @@ def check_run(told: Settings, draws: random.Random) -> None:
             id: (each.worker_ids, each.requested_batch) for id, each in run.trainers.items()
         }
         assert trainers == {
-            id: (each.workers, each.request) for id, each in oracle.trainers.items()
+            id: (each.workers, each.requested_batch) for id, each in oracle.trainers.items()
         }, where
         for id, worker in run.workers.items():
             same, params = oracle.workers[id], flat(worker.replica.params)
             assert (worker.stream, worker.position) == (same.stream, same.position), where
-            assert np.abs(params - same.theta).max() < within, where
+            assert np.abs(params - same.params).max() < within, where
         for id, trainer in oracle.trainers.items():
             if run.workers.keys() & {*trainer.workers}:
-                assert np.abs(params_of(run, id).numpy() - trainer.theta).max() < within, where
+                assert np.abs(params_of(run, id).numpy() - trainer.global_params).max() < within, (
+                    where
+                )
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(600), marks=NIGHTLY)])
@@ -374,5 +376,5 @@ def check_loop(told: Settings, draws: random.Random) -> None:
             loop.average_replicas()
             oracle.average_replicas()
         for worker in oracle.workers.values() if ended else ():
-            difference = flat(models[worker.id].parameters()) - worker.theta
+            difference = flat(models[worker.id].parameters()) - worker.params
             assert np.abs(difference).max() < 1e-12, f"step {step} of {told}"
