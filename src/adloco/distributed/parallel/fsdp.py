@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from adloco.distributed.device_memory import trim_host_memory
 from adloco.distributed.parallel.engine import Engine, IslandGroup
 from adloco.distributed.parallel.gradient_norms import GradientSums, squared_norms, trainable
-from adloco.distributed.parallel.layers import Fill, blocks, free_gathered
+from adloco.distributed.parallel.layers import Fill, blocks
 from adloco.distributed.parallel.whole_matrices import MatrixOwners
 from adloco.distributed.torch_versions import all_gather_single, reduce_scatter_single
 from adloco.distributed.traffic import Traffic, num_bytes
@@ -128,7 +128,8 @@ class ShardedModel(Engine):
                 reduce.norms = None
 
     def after_evaluation(self) -> None:
-        free_gathered(self._model)
+        # FSDP2 keeps its root gathered, and would use it again after the shards have changed.
+        self._model.reshard()
 
     def _count(self, reduced: Tensor) -> None:
         self._island.traffic.inside += num_bytes([reduced])
