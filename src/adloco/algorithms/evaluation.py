@@ -8,6 +8,7 @@ from torch import nn
 
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.worker import Worker
+from adloco.distributed.parallel.layers import free_gathered
 from adloco.distributed.placement.placement import Placement
 
 Share = Callable[[nn.Module, int, int], Sequence[float]]
@@ -55,7 +56,7 @@ def evaluate(
         with live, torch.no_grad():
             index = among.index(worker.id) * ranks + worker.engine.rank
             part = share_of(island)(worker.model, index, len(among) * ranks)
-        worker.engine.after_evaluation()
+        free_gathered(worker.model)
         return worker.engine.sum(part)
 
     results = placement.map(run, list(workers.values()))

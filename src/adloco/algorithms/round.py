@@ -19,6 +19,7 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SumStats, SyncStats
+from adloco.distributed.parallel.layers import free_gathered
 from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -222,7 +223,7 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     """
     if state.diverged:
         for worker in state.workers.values():
-            worker.engine.after_evaluation()
+            free_gathered(worker.model)
         for trainer, replicas, weights, comm in state.synced(state.weights, parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

@@ -44,6 +44,7 @@ from adloco.distributed.device import autocast, on_stream, read_later, require_s
 from adloco.distributed.dtensor import copied, local
 from adloco.distributed.parallel.engine import Engine
 from adloco.distributed.parallel.gradient_norms import clip, trainable
+from adloco.distributed.parallel.layers import free_gathered
 from adloco.errors import NonFiniteLossError, require
 from adloco.rules.moments import Moments
 from adloco.rules.switch import BatchPlan
@@ -178,7 +179,7 @@ class Worker:
     def _advance(self, task: RoundTask, until: int, halted: Event) -> None:
         began = self._settings.execution.clock()
         self.model.train()
-        self.engine.after_evaluation()  # Somebody may have asked the model between rounds.
+        free_gathered(self.model)  # Somebody may have asked the model between rounds.
         # Agreed on by the island: the collectives of a step would wait for a rank that has left.
         stopping = self.engine.sum([float(halted.is_set())])[0] > 0
         try:
@@ -376,7 +377,7 @@ class Worker:
     def swapped_params(self, params_and_buffers: Sequence[Tensor]) -> Iterator[None]:
         """Put these parameters and buffers into the model while the context lasts."""
         memory = self._settings.syncing.memory
-        self.engine.after_evaluation()
+        free_gathered(self.model)
         own = [
             copied(tensor, device=memory.place(local(tensor).device))
             for tensor in (*self.replica.params, *self.replica.buffers)
@@ -429,7 +430,7 @@ class Worker:
             "the state is that of a model with other buffers; load it with the model that it was "
             "saved with",
         )
-        self.engine.after_evaluation()
+        free_gathered(self.model)
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, saved)
         copy_all(state["counters"], self.counters)

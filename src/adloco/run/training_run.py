@@ -18,6 +18,7 @@ from adloco.algorithms.reports import RoundReport
 from adloco.algorithms.state_parts import RUN
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
+from adloco.distributed.parallel.layers import free_gathered
 from adloco.distributed.plain_state import state_bytes
 from adloco.errors import NonFiniteLossError, OutOfMemoryError, require
 from adloco.metrics import Record
@@ -155,7 +156,7 @@ class TrainingRun:
         algorithm.state.skip_samples(run.recipe.data.skip_samples)
         # On every rank, because the ranks of an island compute a sharded model together.
         problem = problem_of_model(run.task, first.model, run.device)
-        first.engine.after_evaluation()
+        free_gathered(first.model)
         require(not problem, problem)
         try:
             write_description(parts, folder)

@@ -114,10 +114,6 @@ class Engine(ABC):
         if self._island:
             self._island.average(buffers)
 
-    @abstractmethod
-    def after_evaluation(self) -> None:
-        """Free parameters that forward passes without a backward pass have left gathered."""
-
 
 def compiled(model: nn.Module) -> Callable[..., Any]:
     """A model that is compiled for training: its repeated blocks, as one graph for all of them, or

@@ -127,10 +127,6 @@ class ShardedModel(Engine):
             for reduce in self._reduces:
                 reduce.norms = None
 
-    def after_evaluation(self) -> None:
-        # FSDP2 keeps its root gathered, and would use it again after the shards have changed.
-        self._model.reshard()
-
     def _count(self, reduced: Tensor) -> None:
         self._island.traffic.inside += num_bytes([reduced])
 

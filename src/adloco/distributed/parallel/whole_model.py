@@ -82,9 +82,6 @@ class WholeModel(Engine):
             finally:
                 self.sums = None
 
-    def after_evaluation(self) -> None:
-        return
-
     def _sum_hook(
         self,
         island: IslandGroup,
