@@ -24,7 +24,7 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Option
 from adloco.algorithms.state_parts import RUN, local_parts, of_workers, require_parts, run_part
 from adloco.algorithms.trainer import Trainer
-from adloco.algorithms.worker import Worker
+from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.launch.launcher import alone
 from adloco.distributed.parallel.layers import layers
 from adloco.distributed.placement.islands import island_of
@@ -75,15 +75,16 @@ class AdLoCo:
         batching, merging = batching or Batching(), merging or Merging()
         execution = execution or Execution()
         check_sections(problem, method, batching, merging, learning_rate, self.placement)
-        workers = build_workers(
-            problem,
-            method,
+        settings = InnerSettings(
+            problem=problem,
+            method=method,
             inner=inner,
             syncing=syncing,
             batching=batching,
             execution=execution,
-            placement=self.placement,
+            device=self.placement.device,
         )
+        workers = build_workers(settings, self.placement)
         first = next(iter(workers.values()))
         # A sharded parameter has the size of the whole one here.
         params = first.replica.params

@@ -6,9 +6,8 @@ from torch import nn
 
 from adloco.algorithms.dropout import uses_dropout
 from adloco.algorithms.gradient_stats import measurement_of
-from adloco.algorithms.method import Batching, Execution, Merging, Method, Problem, Syncing
+from adloco.algorithms.method import Batching, Merging, Method, Problem
 from adloco.algorithms.model_state import check_apart, check_filled, check_memory, copy_all
-from adloco.algorithms.optimizers import InnerFactory
 from adloco.algorithms.planning import check_groups
 from adloco.algorithms.replica_checks import check_alike
 from adloco.algorithms.worker import InnerSettings, Worker
@@ -96,16 +95,7 @@ def is_compiled(
     return asked
 
 
-def build_workers(
-    problem: Problem,
-    method: Method,
-    *,
-    inner: InnerFactory,
-    syncing: Syncing,
-    batching: Batching,
-    execution: Execution,
-    placement: Placement,
-) -> dict[int, Worker]:
+def build_workers(settings: InnerSettings, placement: Placement) -> dict[int, Worker]:
     """Build the workers of this process, and return them by id.
 
     All workers of the run start from rank 0's parameters, because an average of models from
@@ -116,7 +106,7 @@ def build_workers(
         ValueError: The model has no trainable parameters, or some that share memory, or cannot be
             compiled; or the workers' models differ.
     """
-    here = placement.local(method.living_workers)
+    problem, here = settings.problem, placement.local(settings.method.living_workers)
     model = problem.build_model()
     require(
         isinstance(model, nn.Module),
@@ -135,16 +125,8 @@ def build_workers(
         placement.broadcast_model(model)
         for own in models[1:]:
             copy_all(written_tensors(model).values(), written_tensors(own).values())
-    compile = is_compiled(execution.compile, model, problem, placement)
-    settings = InnerSettings(
-        problem=problem,
-        method=method,
-        batching=batching,
-        execution=execution,
-        device=placement.device,
-        syncing=syncing,
-    )
+    compile = is_compiled(settings.execution.compile, model, problem, placement)
     return {
-        worker: Worker(worker, own, inner, settings, placement.engine(own, compile, problem.fill))
+        worker: Worker(worker, own, settings, placement.engine(own, compile, problem.fill))
         for worker, own in zip(here, models, strict=True)
     }

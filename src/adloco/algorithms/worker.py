@@ -56,6 +56,7 @@ class InnerSettings:
 
     problem: Problem
     method: Method
+    inner: InnerFactory
     batching: Batching
     execution: Execution
     device: torch.device
@@ -75,18 +76,13 @@ class Worker:
     """One model copy that trains on its own stream between syncs."""
 
     def __init__(
-        self,
-        worker: int,
-        model: nn.Module,
-        inner: InnerFactory,
-        settings: InnerSettings,
-        engine: Engine,
+        self, worker: int, model: nn.Module, settings: InnerSettings, engine: Engine
     ) -> None:
         self.id = worker
         self.model = model
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
-        self._inner = inner
+        self._settings = settings
         self.engine = engine
         self.optimizers = self._new_optimizers()
         require_all(self.optimizers, self.replica.names, self.replica.params, "inner")
@@ -108,7 +104,6 @@ class Worker:
         self.position = 0
         self.round = WorkerRound()
         self.halving = Halving(settings.device)
-        self._settings = settings
         self.reads_late = (
             settings.device.type != "cpu" and settings.execution.on_nonfinite == "stop"
         )
@@ -131,7 +126,7 @@ class Worker:
         """True if the passes of this round are captured."""
 
     def _new_optimizers(self) -> list[torch.optim.Optimizer]:
-        built = self._inner(self.model)
+        built = self._settings.inner(self.model)
         optimizers = [built] if isinstance(built, torch.optim.Optimizer) else list(built or ())
         for optimizer in optimizers:
             if isinstance(optimizer, Muon):

@@ -39,6 +39,7 @@ class ProbeWorker:
         settings = InnerSettings(
             problem=problem,
             method=recipe.method,
+            inner=recipe.inner,
             batching=replace(recipe.batching, test=replace(recipe.test, steps=1, step="first")),
             execution=Execution(autocast=opened.precision, seed=recipe.run.seed, clock=clock),
             device=self._device,
@@ -47,7 +48,7 @@ class ProbeWorker:
         model = builder()
         compile = is_compiled(recipe.run.compile, model, problem, placement)
         engine = placement.engine(model, compile, builder.filling)
-        self._worker = Worker(0, model, recipe.inner, settings, engine)
+        self._worker = Worker(0, model, settings, engine)
         # The first step of a round may measure gradient statistics, with smaller micro-batches but
         # perhaps with a second copy of the gradients; the second step is a plain one.
         self._steps = 2 if recipe.batch.fewest_groups > 1 else 1
