@@ -78,7 +78,7 @@ class OuterSync:
             What the mean has cost, once it is finished.
         """
         if event.kind in ("sync", "send"):
-            self.start(event.fragment, replicas, weights, comm, overlapped=event.kind == "send")
+            self.start(event, replicas, weights, comm)
         if event.kind in ("sync", "receive"):
             stats = self.step()
             self.copy_to_workers(event.fragment, replicas)
@@ -86,18 +86,10 @@ class OuterSync:
         return None
 
     def start(
-        self,
-        fragment: int,
-        replicas: Sequence[Replica],
-        weights: Sequence[float],
-        comm: Comm,
-        *,
-        overlapped: bool = False,
+        self, event: SyncEvent, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
     ) -> None:
-        """Start the mean of the workers' pseudo-gradients, global - worker, in the wire format.
-
-        The arguments are those of `sync`; overlapped: True to exchange while training continues.
-        """
+        """Start the mean of the workers' pseudo-gradients, global - worker, in the wire format."""
+        fragment = event.fragment
         per_worker = [self._pick(fragment, replica.params) for replica in replicas]
         global_params = self._pick(fragment, self.global_params)
         if self.optimizer is None and comm.num_workers == 1:
@@ -116,7 +108,7 @@ class OuterSync:
             residuals=residuals,
         )
         # Nobody waits here: with streaming, training continues until `step` asks for the mean.
-        self._in_flight = fragment, comm.start_mean(given, overlapped=overlapped)
+        self._in_flight = fragment, comm.start_mean(given, overlapped=event.kind == "send")
 
     @torch.no_grad()
     def step(self) -> SumStats | None:

@@ -28,6 +28,7 @@ from adloco.distributed.wire.int2 import Int2
 from adloco.distributed.wire.int4 import Int4
 from adloco.distributed.wire.int8 import Int8
 from adloco.distributed.wire.wire_format import WireFormat
+from adloco.rules.sync_schedule import SyncEvent
 from tests.operations import Operations
 from tests.problems import cases, outer_sync, replica, sync_all
 
@@ -439,10 +440,9 @@ def test_many_small_tensors_take_as_many_operations_as_a_few(wire: WireFormat | 
         ]
         outer = outer_sync(origin, None, wire=wire)
         comm = Comm(Islands(workers=[3], traffic=Traffic()))
+        event = SyncEvent(step=0, kind="sync", fragment=0)
         with Operations() as operations:
-            outer.start(0, workers, [1 / 3] * 3, comm)
-            outer.step()
-            outer.copy_to_workers(0, workers)
+            outer.sync(event, workers, [1 / 3] * 3, comm)
         counts.append(operations.count)
     assert counts[1] == counts[2]
 
