@@ -1,5 +1,5 @@
 """After how many tokens a small model begins to copy from its context, by method, and after how
-many it predicts code that it has not seen as well without copying.
+many it predicts code that it has not seen as well without copying; and the loss it ends with.
 
     .venv/bin/python reproduce/copying_onset.py FOLDER [--seeds N] [--arms NAME] [--table]
 
@@ -17,14 +17,17 @@ import random
 import statistics
 import string
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from copying import losses
 from torch import Tensor
 
 import adloco
+from adloco.algorithms.planning import Planner
 
 SIGNS, WORD = string.ascii_letters + string.digits, 24
 TOKENS, TEXT = 3_000_000, "texts"
@@ -78,8 +81,19 @@ ARMS = {
     for steps, every in ((1, 100), (3, 33), (10, 10), (30, 3))
 }
 MEAN = "mean of four workers every 10 steps"
-ARMS[f"{MEAN}, twice the rate"] = ("diloco", 10, ARMS[MEAN][2] | {"inner.lr": 1.6e-2})
+OFTEN = "mean of four workers every 3 steps"
+FOUR = {"method.workers_per_trainer": 4}
+ARMS |= {
+    f"{MEAN}, twice the rate": ("diloco", 10, ARMS[MEAN][2] | {"inner.lr": 1.6e-2}),
+    "mean of four workers every 6 steps": ("diloco", 20, ARMS[MEAN][2] | {"method.sync_every": 6}),
+    f"{OFTEN}, growth 3": ("diloco", 33, ARMS[OFTEN][2] | {"method.sync_growth": 3}),
+    f"{OFTEN}, 30 after half": ("diloco", 33, ARMS[OFTEN][2]),
+    "diloco, four workers, 30 steps": ("diloco", 3, FOUR | {"method.sync_every": 30}),
+    "diloco, four workers, growth 3": ("diloco", 10, FOUR | {"method.sync_growth": 3}),
+}
 """Recipe, rounds between checkpoints, and settings."""
+THEN = {f"{OFTEN}, 30 after half": 30}
+"""Steps between syncs in the second half of the tokens, where they differ."""
 
 
 def write_texts(folder: Path) -> None:
@@ -113,9 +127,9 @@ def new_code() -> Tensor:
     return torch.tensor(list(text[: len(text) // width * width])).view(-1, width)[::8]
 
 
-def onsets(folder: Path) -> tuple[float, float]:
+def measured(folder: Path) -> tuple[float, float, float]:
     """Millions of tokens after which the loss of a word's second time is `HALF`, and that of new
-    code `OF_CODE`, each on the line between two checkpoints.
+    code `OF_CODE`, each on the line between two checkpoints; and the run's validation loss.
     """
     (lines, begin), code = new_lines(), new_code()
     records = (folder / "metrics.jsonl").read_text().splitlines()
@@ -130,7 +144,8 @@ def onsets(folder: Path) -> tuple[float, float]:
         of_code.append((tokens[number] / 1e6, float(losses(model, code).mean())))
         if word < HALF and of_code[-1][1] < OF_CODE:
             break
-    return reached(of_words, HALF), reached(of_code, OF_CODE)
+    final = json.loads((folder / "summary.json").read_text())["final_val_loss"]
+    return reached(of_words, HALF), reached(of_code, OF_CODE), final
 
 
 def reached(points: Sequence[tuple[float, float]], level: float) -> float:
@@ -140,6 +155,28 @@ def reached(points: Sequence[tuple[float, float]], level: float) -> float:
             share = (above - level) / (above - loss) if math.isfinite(above) else 1.0
             return before + share * (now - before)
     return math.nan
+
+
+def train(arm: str, seed: int, folder: Path, texts: Path) -> None:
+    if (folder / "recipe.toml").exists():
+        adloco.train(resume=folder)
+        return
+    recipe, every, settings = ARMS[arm]
+    given = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
+    adloco.train(recipe, tokens=TOKENS, data=texts, folder=folder, **given)
+
+
+@contextmanager
+def steps_of(arm: str) -> Iterator[None]:
+    """The steps between syncs that `THEN` gives, while the context lasts."""
+    planned = Planner.steps_of_round
+
+    def steps_of_round(planner: Planner, samples: int) -> int:
+        late = samples * planner.tokens_per_sample >= TOKENS / 2
+        return THEN[arm] if arm in THEN and late else planned(planner, samples)
+
+    with patch.object(Planner, "steps_of_round", steps_of_round):
+        yield
 
 
 def main() -> None:
@@ -152,24 +189,21 @@ def main() -> None:
     texts = options.folder / TEXT
     if not texts.exists():
         write_texts(texts)
-    found: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(options.seeds):
-        for arm, (recipe, every, settings) in ARMS.items():
-            if not arm.startswith(options.arms):
-                continue
-            folder = options.folder / f"{arm}-{seed}"
-            if not options.table and not (folder / "summary.json").exists():
-                given = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
-                if (folder / "recipe.toml").exists():
-                    adloco.train(resume=folder)
-                else:
-                    adloco.train(recipe, tokens=TOKENS, data=texts, folder=folder, **given)
-            if (folder / "summary.json").exists():
-                found.setdefault(arm, []).append(onsets(folder))
-    for arm, tokens in found.items():
-        for what, each in zip(("begins to copy", "code"), zip(*tokens, strict=True), strict=True):
-            mean, values = statistics.mean(each), ", ".join(f"{value:.2f}" for value in each)
-            print(f"{arm}: {what} after {mean:.2f} million tokens ({values})")
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for seed, arm in itertools.product(range(options.seeds), ARMS):
+        folder = options.folder / f"{arm}-{seed}"
+        if not arm.startswith(options.arms):
+            continue
+        if not options.table and not (folder / "summary.json").exists():
+            with steps_of(arm):
+                train(arm, seed, folder, texts)
+        if (folder / "summary.json").exists():
+            found.setdefault(arm, []).append(measured(folder))
+    names = "begins to copy after millions of tokens", "code", "validation loss"
+    for arm, runs in found.items():
+        for name, each in zip(names, zip(*runs, strict=True), strict=True):
+            values = ", ".join(f"{value:.3f}" for value in each)
+            print(f"{arm}: {name} {statistics.mean(each):.3f} ({values})")
 
 
 if __name__ == "__main__":

@@ -423,6 +423,34 @@ def test_resume_within_a_round_forgets_nothing(small: list[str], tmp_path: Path)
     assert numbers(tmp_path / "stopped") == expected
 
 
+def test_rounds_have_other_steps_after_a_resume(small: list[str], tmp_path: Path) -> None:
+    """From the next round on; one that was stopped within it ends as it began."""
+    words = [*small, "--run.rounds", "4", "--method.sync_every", "4"]
+    whole = make_run("diloco", [*words, "--run.folder", str(tmp_path / "whole")]).algorithm
+    for steps in (4, 4, 7, 7):
+        whole.round(inner_steps=steps)
+    whole.average_replicas()
+    run = make_run("diloco", words)
+    passes = itertools.count(1)
+    run.algorithm.workers[0].model.register_forward_pre_hook(
+        lambda model, inputs: run.stop() if next(passes) == 6 else None
+    )
+    assert len(list(run.rounds())) == 1 and run.algorithm.state.in_round
+    assert main(["train", "--resume", str(tmp_path / "run"), "--method.sync_every", "7"]) == 0
+    rows = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [row["inner_steps"] for row in rows] == [4, 8, 15, 22]
+    resumed = TrainingRun.resume(tmp_path / "run").algorithm
+    for name, value in whole.model(0).state_dict().items():
+        assert value.equal(resumed.model(0).state_dict()[name]), name
+    (change,) = lines(tmp_path / "run" / "changes.jsonl")
+    assert change == {"round": 1, "setting": "method.sync_every", "before": "4", "after": "7"}
+    streamed = shlex.split("--streaming.fragments 2 --streaming.tau 2 --method.sync_every 8")
+    folder = tmp_path / "streamed"
+    make_run("diloco", [*words, *streamed, "--run.folder", str(folder)])
+    with pytest.raises(ValueError, match="method.sync_every must be >= .* before the next one"):
+        TrainingRun.resume(folder, [("method.sync_every", "4")])
+
+
 def test_a_checkpoint_within_a_round_changes_nothing_and_is_resumed(
     small: list[str], tmp_path: Path
 ) -> None:

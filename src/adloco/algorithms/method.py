@@ -125,7 +125,7 @@ class Method:
     """Trainers at the start (k): independent training trajectories, which merges can join."""
     workers_per_trainer: int = setting(1, aliases=("m", "num_workers", "workers"))
     """Workers of each trainer (M): model copies that train on their own data between syncs."""
-    sync_every: int = setting(20, aliases=("h", "local_steps"))
+    sync_every: int = setting(20, resume="recorded", aliases=("h", "local_steps"))
     """Inner optimizer steps per round (H)."""
     sync_growth: float = 0.0
     """Exponent by which rounds become longer while the learning rate decays: a round has sync_every
