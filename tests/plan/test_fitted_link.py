@@ -101,6 +101,24 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
     assert steps == pytest.approx((1.1 * 3.8,) * 4, rel=1e-3)
 
 
+def test_rows_of_fragments_have_their_syncs_and_waits(tmp_path: Path) -> None:
+    """Four syncs of 0.2 s a round, before each of which workers wait for 0.2 s sqrt(H / 4)."""
+    own = [("streaming.fragments", "4"), ("wire.format", "fp32")]
+    name = str(tmp_path / "own.toml")
+    Path(name).write_text(to_toml(build_recipe(override(read_values("diloco"), own))))
+
+    def seconds(every: float, bits: float) -> float:
+        return 0.5 * every + 0.8 + 0.4 * every**0.5 + 60e6 / bits
+
+    made = rows(name, seconds, (4, 16, 64, 100), "round_seconds")
+    links = fit_links(made, [name], CLUSTER, PARAMETERS)
+    for fragments, syncs, waits in (("4", 0.8, 2.4), ("1", 0.2, 1.2)):
+        more = ("streaming.fragments", fragments), ("streaming.tau", "0")
+        found = planned(links, name, 36, "fp32", on(20e6), *more).round
+        assert found.waiting == pytest.approx(waits, rel=1e-3)
+        assert found.transfer == pytest.approx(syncs + 3)
+
+
 @pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
 def test_a_plan_hides_what_was_hidden(measure: Measure) -> None:
     """72 Mbit run beside half of the steps of 0.5 s; int4 sends so few that H = 4 hides all."""
@@ -307,7 +325,7 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
     link = FittedLink(
         group=("diloco", 4.0, 1e6),
         calibration=fit,
-        bytes_sent=6e6,
+        sync=Sync(workers=4, bytes_sent=6e6),
         step_seconds=(0.5,) * 4,
         bandwidths=(BITS[0], BITS[-1]),
     )

@@ -3,7 +3,7 @@
 `plan/calibration.py` fits the time of a round to rows of a method. On a cluster its constants
 replace what was assumed:
 
-- `latency` becomes `sync_seconds`, and the link has no latency besides;
+- `latency` becomes `sync_seconds` (of each fragment), and the link has no latency besides;
 - `volume` and `inefficiency`, up to the ceiling, become the bandwidth at which the bytes of the
   method take as long as was measured;
 - steps that hide transfers hide them in the plan, too, in place of those of the recipe's streaming;
@@ -46,8 +46,8 @@ class FittedLink:
 
     group: Group
     calibration: Calibration
-    bytes_sent: float
-    """Bytes that leave each of the measured workers in a round."""
+    sync: Sync
+    """The exchange of the measured rounds."""
     step_seconds: tuple[float, ...]
     """Mean seconds of an inner step of each island, by the recipe."""
     bandwidths: tuple[float, float]
@@ -64,19 +64,22 @@ class FittedLink:
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
         moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
-        rate = 8 * self.bytes_sent / moving if moving else FREE_BITS
+        rate = 8 * self.sync.bytes_sent / moving if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
         # Of the rows; the plan itself counts the waiting for the slowest island.
         each = step * (1 + terms["overhead"]) if by_ratio else terms["overhead"]
         slower = max(1.0, each / longest) if by_ratio else 1.0
         latency = second * terms["latency"] + self.single * (each - slower * longest)
+        waited = second * terms["stragglers"] / (slower * step * expected_largest(alone, alike))
+        # Each of the F fragments has a sync, for which workers wait: F sqrt(H / F) deviations.
+        fragments = self.sync.fragments
         return replace(
             cluster,
             bandwidth=f"{rate / 1e3:.6f}kbit",
             latency="0s",
-            sync_seconds=max(0.0, latency),
-            jitter=second * terms["stragglers"] / (slower * step * expected_largest(alone, alike)),
+            sync_seconds=max(0.0, latency) / fragments,
+            jitter=waited / math.sqrt(fragments),
             update_seconds=slower * cluster.update_seconds,
             samples_per_second={
                 size: speed / slower for size, speed in cluster.samples_per_second.items()
@@ -126,7 +129,7 @@ class FittedLinks:
         sent = sync.bytes_sent
         return min(
             self.links.get(name, ()),
-            key=lambda link: abs(math.log(link.bytes_sent / sent)) if sent else 0.0,
+            key=lambda link: abs(math.log(link.sync.bytes_sent / sent)) if sent else 0.0,
             default=None,
         )
 
@@ -189,7 +192,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         link = FittedLink(
             group=group,
             calibration=calibration,
-            bytes_sent=exchange_of(recipe, group[2], workers, cluster, passes).bytes_sent,
+            sync=exchange_of(recipe, group[2], workers, cluster, passes),
             step_seconds=cluster.step_seconds(samples, most),
             bandwidths=(min(bandwidths), max(bandwidths)),
             single=every.pop() if len(every) == 1 else 0.0,
