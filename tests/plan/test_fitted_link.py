@@ -61,6 +61,13 @@ def on(bits: float) -> Cluster:
     return Cluster(**{**vars(CLUSTER), "bandwidth": f"{bits / 1e6:g}mbit"})
 
 
+def own_recipe(folder: Path, base: str, *settings: tuple[str, str]) -> str:
+    """A file with a recipe that is another one with these settings; returns its name."""
+    file = folder / "own.toml"
+    file.write_text(to_toml(build_recipe(override(read_values(base), [*settings]))))
+    return str(file)
+
+
 @pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
 def test_the_constants_of_the_rows_are_those_of_the_plan(measure: Measure) -> None:
     """0.3 s a sync, 1.5 times the bits of fp32 in a ring of four: H = 50 on 50 Mbit/s, not among
@@ -103,9 +110,7 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
 
 def test_rows_of_fragments_have_their_syncs_and_waits(tmp_path: Path) -> None:
     """Four syncs of 0.2 s a round, before each of which workers wait for 0.2 s sqrt(H / 4)."""
-    own = [("streaming.fragments", "4"), ("wire.format", "fp32")]
-    name = str(tmp_path / "own.toml")
-    Path(name).write_text(to_toml(build_recipe(override(read_values("diloco"), own))))
+    name = own_recipe(tmp_path, "diloco", ("streaming.fragments", "4"), ("wire.format", "fp32"))
 
     def seconds(every: float, bits: float) -> float:
         return 0.5 * every + 0.8 + 0.4 * every**0.5 + 60e6 / bits
@@ -224,6 +229,8 @@ def test_the_slowest_island_is_waited_for_once(measure: Measure, every: Sequence
         ("diloco", 'initial = 64\nmax_micro_batch = "auto"', (), 3.9),
         ("diloco", 'initial = 64\nmax_micro_batch = 2\nmode = "never"', (), 0.5),
         ("diloco", 'initial = 12\nbalance = "speed"', (1.0, 1.0, 0.5, 0.5), 1.0),
+        # Trainers of two workers that never merge, each with 8 samples.
+        ("diloco", 'initial = 8\nnum_trainers = 2\npolicy = "none"', (), 1.0),
     ],
 )
 def test_rows_have_the_steps_of_their_recipe(
@@ -236,13 +243,12 @@ def test_rows_have_the_steps_of_their_recipe(
 ) -> None:
     """Accumulated, clipped at what fits, or shared by speed: a plan of the same gives them back."""
     keys = {"initial": "batch", "max_micro_batch": "switch", "mode": "switch"}
+    keys |= {"num_trainers": "method", "policy": "merge"}
     own = [
         (f"{keys.get(key, 'placement')}.{key}", value.strip('"'))
         for key, value in (line.split(" = ") for line in lines.splitlines())
     ]
-    recipe = build_recipe(override(read_values(base), [*own, ("wire.format", "fp32")]))
-    name = str(tmp_path / "own.toml")
-    Path(name).write_text(to_toml(recipe))
+    name = own_recipe(tmp_path, base, *own, ("wire.format", "fp32"))
     cluster = replace(on(20e6), update_seconds=0.1, speeds=speeds)
     every = 1 if base == "ddp" else 20
 
@@ -294,6 +300,14 @@ def test_rows_that_say_nothing_about_the_plan(
     path.write_text("\n".join([header, *lines]))
     with pytest.raises(ValueError, match=message):
         fit_links(read_rows(path, measured=True), ["diloco"], CLUSTER, PARAMETERS)
+
+
+def test_rows_of_workers_that_never_exchange_say_nothing_about_a_link(tmp_path: Path) -> None:
+    settings = ("method.num_trainers", "4"), ("method.workers_per_trainer", "1")
+    name = own_recipe(tmp_path, "diloco", *settings, ("merge.policy", "none"))
+    made = rows(name, lambda h, b: 0.5 * h + 7e6 / b, (5, 20), "round_seconds")
+    with pytest.raises(ValueError, match="--measured needs rows of the recipes of the plan"):
+        fit_links(made, [name], CLUSTER, PARAMETERS)
 
 
 @pytest.mark.parametrize(("parameters", "fits"), [(1.009e6, True), (1.02e6, False), (1e3, False)])

@@ -159,7 +159,9 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
     of_plan = {
         group: found
         for group, found in recipes.items()
-        if found and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
+        if found
+        and found[1].after_merges[1] < cluster.islands  # Some workers exchange.
+        and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
     }
     measured = "; ".join(map(describe, recipes))
     require(
@@ -178,7 +180,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         )
         name, recipe = of_plan[group]
         recipe = on_all_ranks(recipe, cluster)
-        workers = cluster.islands
+        workers = cluster.islands // recipe.after_merges[1]
         mine = [row for row in own.rows if row.group == group]
         bandwidths = [row.bits_per_second for row in mine]
         if recipe.switch.max_micro_batch == "auto":  # What fits is the largest that was measured.
@@ -204,7 +206,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
 def _recipe_of(group: Group, names: Sequence[str], cluster: Cluster) -> tuple[str, Recipe] | None:
     """The recipe of the plan that was measured, and its name; None if there is none."""
     method, workers, _ = group
-    if workers != cluster.islands or workers == 1:
+    if workers != cluster.islands:
         return None
     if method in names:
         return method, build_recipe(read_values(method))
