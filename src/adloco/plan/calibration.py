@@ -133,7 +133,7 @@ def _refined(table: np.ndarray, form: Constants) -> Constants:
     """The form with what hides transfers, and the ceiling, that fit best, if they predict clearly
     better than none; else as it is.
     """
-    whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
+    whole = form.of(TERMS)
     best = _best_fit(table, [replace(whole, hidden=(1 + part) / PARTS) for part in range(PARTS)])
     late = best.late(*table[:2])
     # From one H, what is hidden is only a shorter latency.
