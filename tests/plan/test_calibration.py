@@ -261,3 +261,10 @@ def test_few_late_transfers_are_found(every: tuple[int, ...], measure: Measure) 
 def test_from_one_h_nothing_is_hidden() -> None:
     exact = {(4, 2e6 * 2**n): 2 + 0.3 + max(0.0, 20e6 / (2e6 * 2**n) - 1) for n in range(7)}
     assert calibrate(rows("round_seconds", exact))[GROUP].constants.hidden == 0
+
+
+def test_of_one_h_and_one_bandwidth_nothing_can_be_left_out() -> None:
+    row = Row(group=GROUP, sync_every=4, bits_per_second=1e9, value=3.0)
+    found = calibrate(Rows(rows=[row] * 3, measure="round_seconds", cells=[]))[GROUP]
+    assert found.constants.value(row) == pytest.approx(3)
+    assert (found.held_out_steps, found.held_out_bandwidths) == (None, None)
