@@ -305,7 +305,8 @@ def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) 
     assert elsewhere.matches_fingerprint(early)
     assert elsewhere.store.state.chunks == 2
     assert elsewhere.matches_fingerprint(stream.corpus)
-    assert not elsewhere.matches_fingerprint("7:" + "0" * 32)
+    for other in ("7:" + "0" * 32, "0:" + "0" * 32, "of another task"):
+        assert not elsewhere.matches_fingerprint(other)
     (moved / "train-1.jsonl").write_text(
         (moved / "train-1.jsonl").read_text().replace("beta", "zeta", 1)
     )
