@@ -305,7 +305,8 @@ def test_a_cache_knows_its_text(words: list[str], folder: Path, tmp_path: Path) 
     assert elsewhere.matches_fingerprint(early)
     assert elsewhere.store.state.chunks == 2
     assert elsewhere.matches_fingerprint(stream.corpus)
-    assert not elsewhere.matches_fingerprint("7:" + "0" * 32)
+    for other in ("7:" + "0" * 32, "0:" + "0" * 32, "of another task"):
+        assert not elsewhere.matches_fingerprint(other)
     (moved / "train-1.jsonl").write_text(
         (moved / "train-1.jsonl").read_text().replace("beta", "zeta", 1)
     )
@@ -361,6 +362,7 @@ def test_a_prepared_dataset_with_a_card_is_found_without_opening_it(
 def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:
     cache = open_cache(settings(folder, tmp_path, tokenizer="bpe:280"))
     assert 256 < cache.tokenizer.vocab_size <= 280
+    assert len(cache.tokenizer.encode(["alpha beta"])[0]) == 2, "trained on the text"
     assert "alpha" in cache.tokenizer.decode(cache.train[:50].tolist()) + cache.tokenizer.decode(
         cache.validation.tolist()
     )
@@ -368,6 +370,8 @@ def test_a_tokenizer_of_its_own(folder: Path, tmp_path: Path) -> None:
         open_cache(settings(folder, tmp_path, tokenizer="bpe:280"), cache.tokenizer).folder
         == cache.folder
     )
+    given = open_cache(settings(folder, tmp_path, tokenizer="bytes"), cache.tokenizer)
+    assert given.train.tolist() == cache.train.tolist()
 
 
 def test_what_is_left_out_is_counted(folder: Path, tmp_path: Path) -> None:

@@ -537,7 +537,7 @@ def test_island_shapes(
             8,
             2,
             (2, 1),
-            "8 ranks cannot share 2 workers with .*; start at most 4 ranks, a multiple of 2",
+            "start at most 4 ranks, a multiple of 2, or ask for more workers$",
         ),
         (
             1,
@@ -566,3 +566,10 @@ def test_no_workers_and_ids_that_do_not_rise_cannot_be_placed(workers: Any) -> N
     """None ended in a division by zero."""
     with pytest.raises(ValueError, match="cannot be placed; give one or more, as their number "):
         place(workers)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (-1, 1), (1, -1)])
+def test_sizes_of_islands_that_cannot_be_meant(sizes: tuple[int, int]) -> None:
+    """Of (0, 0) the advice was "a multiple of 1 ranks"; negative ones counted as none."""
+    with pytest.raises(ValueError, match="must be >= 0, and one of them > 0, got "):
+        place(2, "cpu", 0, *sizes)

@@ -148,17 +148,21 @@ def test_nothing_is_written_of_rows_that_were_not_measured(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == []
 
 
-def test_two_bandwidths_tell_no_inefficiency() -> None:
-    """A transfer that goes with 1 / sqrt(B) fits two bandwidths as well as one with 1 / B."""
+def test_two_bandwidths_tell_no_inefficiency_and_more_tell_every_constant() -> None:
+    """A transfer that goes with 1 / sqrt(B) fits two bandwidths as well as one with 1 / B. More
+    bandwidths tell all five constants.
+    """
+    every = {"overhead": 0.08, "latency": 0.3, "volume": 2e7}
+    every |= {"inefficiency": 500, "stragglers": 0.05}
     exact = {
-        (steps, bits): 0.08 * steps + 500 / math.sqrt(bits)
-        for steps in (5, 10, 20, 40)
+        (h, bits): 0.08 * h + 0.3 + 2e7 / bits + 500 / math.sqrt(bits) + 0.05 * math.sqrt(h)
+        for h in (5, 10, 20, 40)
         for bits in BANDWIDTHS
     }
     two = {key: value for key, value in exact.items() if key[1] in BANDWIDTHS[:2]}
     assert "inefficiency" not in calibrate(rows("round_seconds", two))[GROUP].constants.terms
     terms = calibrate(rows("round_seconds", exact))[GROUP].constants.terms
-    assert terms["inefficiency"] == pytest.approx(500)
+    assert terms == pytest.approx(every)
 
 
 @pytest.mark.parametrize("column", ["sync_every", "bits_per_second"])
@@ -257,3 +261,10 @@ def test_few_late_transfers_are_found(every: tuple[int, ...], measure: Measure) 
 def test_from_one_h_nothing_is_hidden() -> None:
     exact = {(4, 2e6 * 2**n): 2 + 0.3 + max(0.0, 20e6 / (2e6 * 2**n) - 1) for n in range(7)}
     assert calibrate(rows("round_seconds", exact))[GROUP].constants.hidden == 0
+
+
+def test_of_one_h_and_one_bandwidth_nothing_can_be_left_out() -> None:
+    row = Row(group=GROUP, sync_every=4, bits_per_second=1e9, value=3.0)
+    found = calibrate(Rows(rows=[row] * 3, measure="round_seconds", cells=[]))[GROUP]
+    assert found.constants.value(row) == pytest.approx(3)
+    assert (found.held_out_steps, found.held_out_bandwidths) == (None, None)

@@ -61,6 +61,13 @@ def on(bits: float) -> Cluster:
     return Cluster(**{**vars(CLUSTER), "bandwidth": f"{bits / 1e6:g}mbit"})
 
 
+def own_recipe(folder: Path, base: str, *settings: tuple[str, str]) -> str:
+    """A file with a recipe that is another one with these settings; returns its name."""
+    file = folder / "own.toml"
+    file.write_text(to_toml(build_recipe(override(read_values(base), [*settings]))))
+    return str(file)
+
+
 @pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
 def test_the_constants_of_the_rows_are_those_of_the_plan(measure: Measure) -> None:
     """0.3 s a sync, 1.5 times the bits of fp32 in a ring of four: H = 50 on 50 Mbit/s, not among
@@ -99,6 +106,22 @@ def test_waiting_becomes_jitter_and_overhead_slower_steps() -> None:
     more = ("batch.initial", "64"), ("switch.max_micro_batch", "8")
     steps = planned(links, "diloco", 36, "fp32", updating, *more).step_seconds
     assert steps == pytest.approx((1.1 * 3.8,) * 4, rel=1e-3)
+
+
+def test_rows_of_fragments_have_their_syncs_and_waits(tmp_path: Path) -> None:
+    """Four syncs of 0.2 s a round, before each of which workers wait for 0.2 s sqrt(H / 4)."""
+    name = own_recipe(tmp_path, "diloco", ("streaming.fragments", "4"), ("wire.format", "fp32"))
+
+    def seconds(every: float, bits: float) -> float:
+        return 0.5 * every + 0.8 + 0.4 * every**0.5 + 60e6 / bits
+
+    made = rows(name, seconds, (4, 16, 64, 100), "round_seconds")
+    links = fit_links(made, [name], CLUSTER, PARAMETERS)
+    for fragments, syncs, waits in (("4", 0.8, 2.4), ("1", 0.2, 1.2)):
+        more = ("streaming.fragments", fragments), ("streaming.tau", "0")
+        found = planned(links, name, 36, "fp32", on(20e6), *more).round
+        assert found.waiting == pytest.approx(waits, rel=1e-3)
+        assert found.transfer == pytest.approx(syncs + 3)
 
 
 @pytest.mark.parametrize("measure", ["round_seconds", "compute_utilisation"])
@@ -206,6 +229,8 @@ def test_the_slowest_island_is_waited_for_once(measure: Measure, every: Sequence
         ("diloco", 'initial = 64\nmax_micro_batch = "auto"', (), 3.9),
         ("diloco", 'initial = 64\nmax_micro_batch = 2\nmode = "never"', (), 0.5),
         ("diloco", 'initial = 12\nbalance = "speed"', (1.0, 1.0, 0.5, 0.5), 1.0),
+        # Trainers of two workers that never merge, each with 8 samples.
+        ("diloco", 'initial = 8\nnum_trainers = 2\npolicy = "none"', (), 1.0),
     ],
 )
 def test_rows_have_the_steps_of_their_recipe(
@@ -218,13 +243,12 @@ def test_rows_have_the_steps_of_their_recipe(
 ) -> None:
     """Accumulated, clipped at what fits, or shared by speed: a plan of the same gives them back."""
     keys = {"initial": "batch", "max_micro_batch": "switch", "mode": "switch"}
+    keys |= {"num_trainers": "method", "policy": "merge"}
     own = [
         (f"{keys.get(key, 'placement')}.{key}", value.strip('"'))
         for key, value in (line.split(" = ") for line in lines.splitlines())
     ]
-    recipe = build_recipe(override(read_values(base), [*own, ("wire.format", "fp32")]))
-    name = str(tmp_path / "own.toml")
-    Path(name).write_text(to_toml(recipe))
+    name = own_recipe(tmp_path, base, *own, ("wire.format", "fp32"))
     cluster = replace(on(20e6), update_seconds=0.1, speeds=speeds)
     every = 1 if base == "ddp" else 20
 
@@ -278,6 +302,14 @@ def test_rows_that_say_nothing_about_the_plan(
         fit_links(read_rows(path, measured=True), ["diloco"], CLUSTER, PARAMETERS)
 
 
+def test_rows_of_workers_that_never_exchange_say_nothing_about_a_link(tmp_path: Path) -> None:
+    settings = ("method.num_trainers", "4"), ("method.workers_per_trainer", "1")
+    name = own_recipe(tmp_path, "diloco", *settings, ("merge.policy", "none"))
+    made = rows(name, lambda h, b: 0.5 * h + 7e6 / b, (5, 20), "round_seconds")
+    with pytest.raises(ValueError, match="--measured needs rows of the recipes of the plan"):
+        fit_links(made, [name], CLUSTER, PARAMETERS)
+
+
 @pytest.mark.parametrize(("parameters", "fits"), [(1.009e6, True), (1.02e6, False), (1e3, False)])
 def test_rows_of_another_size_are_not_used(parameters: float, fits: bool) -> None:
     """They would be scaled by their bytes without a word."""
@@ -307,7 +339,7 @@ def test_a_ceiling_and_the_steps_beside_a_fragment_by_hand() -> None:
     link = FittedLink(
         group=("diloco", 4.0, 1e6),
         calibration=fit,
-        bytes_sent=6e6,
+        sync=Sync(workers=4, bytes_sent=6e6),
         step_seconds=(0.5,) * 4,
         bandwidths=(BITS[0], BITS[-1]),
     )

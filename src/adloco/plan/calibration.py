@@ -110,13 +110,12 @@ def _calibrate(rows: Sequence[Row], measure: Measure) -> Calibration:
 
 
 def _best(table: np.ndarray, form: Constants) -> Constants:
-    """The form with those terms that predict best; with volume if something hides it."""
-    by_ratio = form.measure == "compute_utilisation"
-    always = (() if by_ratio else ("overhead",)) + (("volume",) if form.hidden else ())
+    """The form with those terms that predict best."""
+    always = () if form.measure == "compute_utilisation" else ("overhead",)
     names = [name for name in TERMS if name not in always]
     forms = [
         form.of((*always, *chosen))
-        for number in range(0 if always else 1, len(names) + 1)
+        for number in range(len(names) + 1)
         for chosen in itertools.combinations(names, number)
         if _can_tell(table, (*always, *chosen))
     ]
@@ -134,7 +133,7 @@ def _refined(table: np.ndarray, form: Constants) -> Constants:
     """The form with what hides transfers, and the ceiling, that fit best, if they predict clearly
     better than none; else as it is.
     """
-    whole = form.of(name for name in TERMS if _can_tell(table, (name, "volume")))
+    whole = form.of(TERMS)
     best = _best_fit(table, [replace(whole, hidden=(1 + part) / PARTS) for part in range(PARTS)])
     late = best.late(*table[:2])
     # From one H, what is hidden is only a shorter latency.

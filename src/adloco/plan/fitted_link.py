@@ -3,7 +3,7 @@
 `plan/calibration.py` fits the time of a round to rows of a method. On a cluster its constants
 replace what was assumed:
 
-- `latency` becomes `sync_seconds`, and the link has no latency besides;
+- `latency` becomes `sync_seconds` (of each fragment), and the link has no latency besides;
 - `volume` and `inefficiency`, up to the ceiling, become the bandwidth at which the bytes of the
   method take as long as was measured;
 - steps that hide transfers hide them in the plan, too, in place of those of the recipe's streaming;
@@ -46,8 +46,8 @@ class FittedLink:
 
     group: Group
     calibration: Calibration
-    bytes_sent: float
-    """Bytes that leave each of the measured workers in a round."""
+    sync: Sync
+    """The exchange of the measured rounds."""
     step_seconds: tuple[float, ...]
     """Mean seconds of an inner step of each island, by the recipe."""
     bandwidths: tuple[float, float]
@@ -64,19 +64,22 @@ class FittedLink:
         second = step if by_ratio else 1.0
         bits = min(8 * cluster.link.bytes_per_second, constants.ceiling)
         moving = second * (terms["volume"] / bits + terms["inefficiency"] / math.sqrt(bits))
-        rate = 8 * self.bytes_sent / moving if moving else FREE_BITS
+        rate = 8 * self.sync.bytes_sent / moving if moving else FREE_BITS
         workers = int(self.group[1])
         alone, alike = (0.0,) * workers, (1.0,) * workers
         # Of the rows; the plan itself counts the waiting for the slowest island.
         each = step * (1 + terms["overhead"]) if by_ratio else terms["overhead"]
         slower = max(1.0, each / longest) if by_ratio else 1.0
         latency = second * terms["latency"] + self.single * (each - slower * longest)
+        waited = second * terms["stragglers"] / (slower * step * expected_largest(alone, alike))
+        # Each of the F fragments has a sync, for which workers wait: F sqrt(H / F) deviations.
+        fragments = self.sync.fragments
         return replace(
             cluster,
             bandwidth=f"{rate / 1e3:.6f}kbit",
             latency="0s",
-            sync_seconds=max(0.0, latency),
-            jitter=second * terms["stragglers"] / (slower * step * expected_largest(alone, alike)),
+            sync_seconds=max(0.0, latency) / fragments,
+            jitter=waited / math.sqrt(fragments),
             update_seconds=slower * cluster.update_seconds,
             samples_per_second={
                 size: speed / slower for size, speed in cluster.samples_per_second.items()
@@ -126,7 +129,7 @@ class FittedLinks:
         sent = sync.bytes_sent
         return min(
             self.links.get(name, ()),
-            key=lambda link: abs(math.log(link.bytes_sent / sent)) if sent else 0.0,
+            key=lambda link: abs(math.log(link.sync.bytes_sent / sent)) if sent else 0.0,
             default=None,
         )
 
@@ -156,7 +159,9 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
     of_plan = {
         group: found
         for group, found in recipes.items()
-        if found and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
+        if found
+        and found[1].after_merges[1] < cluster.islands  # Some workers exchange.
+        and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
     }
     measured = "; ".join(map(describe, recipes))
     require(
@@ -175,7 +180,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         )
         name, recipe = of_plan[group]
         recipe = on_all_ranks(recipe, cluster)
-        workers = cluster.islands
+        workers = cluster.islands // recipe.after_merges[1]
         mine = [row for row in own.rows if row.group == group]
         bandwidths = [row.bits_per_second for row in mine]
         if recipe.switch.max_micro_batch == "auto":  # What fits is the largest that was measured.
@@ -189,7 +194,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         link = FittedLink(
             group=group,
             calibration=calibration,
-            bytes_sent=exchange_of(recipe, group[2], workers, cluster, passes).bytes_sent,
+            sync=exchange_of(recipe, group[2], workers, cluster, passes),
             step_seconds=cluster.step_seconds(samples, most),
             bandwidths=(min(bandwidths), max(bandwidths)),
             single=every.pop() if len(every) == 1 else 0.0,
@@ -201,7 +206,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
 def _recipe_of(group: Group, names: Sequence[str], cluster: Cluster) -> tuple[str, Recipe] | None:
     """The recipe of the plan that was measured, and its name; None if there is none."""
     method, workers, _ = group
-    if workers != cluster.islands or workers == 1:
+    if workers != cluster.islands:
         return None
     if method in names:
         return method, build_recipe(read_values(method))

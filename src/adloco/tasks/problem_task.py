@@ -105,8 +105,7 @@ class ProblemTask:
             index = begin + part
             batch = to_device(batches[index % len(batches)], device)
             with torch.no_grad():
-                found = self._problem.loss_fn(model, batch)
-            loss = found if isinstance(found, float) else float(checked_loss(found, trains=False))
+                loss = float(checked_loss(self._problem.loss_fn(model, batch), trains=False))
             if index < len(batches):
                 total, count = total + loss, count + 1
         return [total, count]

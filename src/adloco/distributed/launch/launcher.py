@@ -183,6 +183,11 @@ def place(
         f"workers {workers} cannot be placed; give one or more, as their number or as their ids in "
         "rising order",
     )
+    require(
+        min(shard_size, replica_size) >= 0 and max(shard_size, replica_size) > 0,
+        "shard_size and replica_size must be >= 0, and one of them > 0, got "
+        f"{shard_size} and {replica_size}",
+    )
     shards, replicas = island_shape(num_ranks(), len(ids), shard_size, replica_size)
     device = torch.device(device)
     if not dist.is_initialized():
