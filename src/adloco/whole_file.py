@@ -39,8 +39,10 @@ def written_whole(file: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # The file system may have become read-only.
             temporary.unlink(missing_ok=True)  # Its room may be needed: the disk may be full.
-        if isinstance(error, OSError) and str(error.filename) == str(temporary):
-            error.filename = str(file)  # The name that the user knows.
+        if isinstance(error, OSError) and error.errno:
+            named = str(error.filename or temporary)  # That of a full disk names no file.
+            if named == str(temporary):
+                error.filename = str(file)  # The name that the user knows.
         raise
 
 
@@ -51,6 +53,10 @@ def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
     for each in missing:
         with suppress(PermissionError):  # Who may write in a folder need not be able to read it.
             to_disk(each.parent)
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, or of a quota, that has no room."""
 
 
 def remedy(error: OSError) -> str:

@@ -28,6 +28,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--run.tokens", "2.5"], "run.tokens must be a whole number, got 2.5"),
         (["--run.tokens", "true"], "run.tokens must be a whole number, got True"),
         (["--run.tokens"], "--run.tokens needs a value"),
+        (["--run.folder", "--run.seed", "1"], "--run.folder needs a value"),
         (["--run.compile=maybe"], "run.compile must be true or false or auto, got 'maybe'"),
         (["--inner.lr", "low"], "inner.lr must be a number, got 'low'"),
         (["--inner.betas", "0.9"], "inner.betas must be a list of 2 numbers, got [0.9]"),
@@ -210,15 +211,22 @@ def test_an_existing_run_folder(
     )
 
 
-def test_the_line_that_resumes_a_run_can_be_copied_into_a_shell(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_lines_that_a_run_advises_can_be_copied_into_a_shell(
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = tmp_path / "it's $HOME;"
-    words = ["train", "diloco", *small, "--run.folder", str(folder)]
+    monkeypatch.chdir(tmp_path)
+    name = "-it's $HOME;"
+    words = ["train", "diloco", *small, "--run.folder", name]
     assert main(words) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if "adloco compare" in line]
+    assert shlex.split(line) == ["adloco", "compare", f"./{name}", "OTHER_RUN_OR_RECIPE"]
     assert main(words) == 2
     line = capsys.readouterr().err.partition(" resume it by ")[2].partition(" (from Python")[0]
-    assert shlex.split(line) == ["adloco", "train", "--resume", str(folder)]
+    assert shlex.split(line) == ["adloco", "train", "--resume", f"./{name}"]
 
 
 def test_a_text_shorter_than_a_window(

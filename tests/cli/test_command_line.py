@@ -282,7 +282,7 @@ def test_help_on_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "settings", "others"),
     [
         (["x", "--a.b", "1", "y", "--c.d=2=3"], [("a.b", "1"), ("c.d", "2=3")], "x y"),
-        (["--a.b", "--c.d", "x"], [("a.b", "--c.d")], "x"),
+        (["--a.b=--c.d", "x"], [("a.b", "--c.d")], "x"),
         (["--a.b="], [("a.b", "")], ""),
         (["--run.compile", "x"], [("run.compile", "true")], "x"),
         (

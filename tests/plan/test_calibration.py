@@ -148,6 +148,15 @@ def test_nothing_is_written_of_rows_that_were_not_measured(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == []
 
 
+def test_measured_rows_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{HEADER},round_seconds", *(f"a,2,9,{h},1e9,{h + 1}" for h in (1, 2, 4))]
+    measured = written(tmp_path / "m.csv", rows)
+    before = Path(measured).read_text()
+    assert main(["plan", "--measured", measured, "--predict", measured, "--to", measured]) == 2
+    assert "m.csv would replace what was measured" in capsys.readouterr().err
+    assert Path(measured).read_text() == before
+
+
 def test_two_bandwidths_tell_no_inefficiency_and_more_tell_every_constant() -> None:
     """A transfer that goes with 1 / sqrt(B) fits two bandwidths as well as one with 1 / B. More
     bandwidths tell all five constants.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
+from adloco import whole_file
 from adloco.cli import training_loop
 from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
@@ -201,6 +202,10 @@ def test_a_report_can_be_drawn_when_there_is_room(
     )
     assert main(["train", "--resume", str(run)]) == 0
     assert (run / "report.html").exists()
+    monkeypatch.setattr(whole_file, "to_disk", full)
+    assert main(["report", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert f"report.html cannot be written ({NO_ROOM}); make room there" in error
 
 
 def test_a_run_folder_that_is_gone_is_not_made_again(words: list[str], tmp_path: Path) -> None:

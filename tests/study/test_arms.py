@@ -20,7 +20,8 @@ def test_words_of_an_arm() -> None:
         "diloco",
         (("method.sync_every", "8"), ("outer.options", "{ momentum = 0.6 }")),
     )
-    assert parse_arm("diloco@--inner.lr 0.1")[0] == "diloco, inner.lr 0.1"
+    for unnamed in ("diloco@--inner.lr 0.1", "=diloco@--inner.lr 0.1"):  # As of "$NAME=diloco".
+        assert parse_arm(unnamed)[0] == "diloco, inner.lr 0.1"
     for bad in ("diloco@--inner.lr", "diloco@inner.lr 0.1", "diloco@--lr 0.1"):
         with pytest.raises(ValueError, match="must be RECIPE@"):
             parse_arm(bad)

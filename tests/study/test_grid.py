@@ -20,6 +20,8 @@ def test_several_values_are_an_axis() -> None:
         sweep_axes([("a.b", "1")])
     with pytest.raises(ValueError, match=r"--a\.b has a value twice: 1 2 1"):
         sweep_axes([("a.b", "1"), ("a.b", "2"), ("a.b", "1")])
+    with pytest.raises(ValueError, match=r"--run\.folder takes one value, got my study; put a"):
+        sweep_axes([*settings, ("run.folder", "my"), ("run.folder", "study")])
 
 
 def test_the_grid_and_random_points_of_it() -> None:

@@ -321,7 +321,7 @@ def take_settings(
         if not equals and _is_bare_switch(name, left):
             settings.append((name, "true"))
             continue
-        if not equals and (not left or (lists and left[0].startswith("--"))):
+        if not equals and (not left or left[0].startswith("--")):
             raise ValueError(f"{word} needs a value, as in {word} VALUE")
         # A list that is given again replaces the first.
         settings = [pair for pair in settings if not lists or pair[0] != name]

@@ -1,6 +1,5 @@
 """The last lines of `adloco train` for a finished run: what came out, and what to do next."""
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from adloco.metrics import ROUND, Metric, Record, validation, values
 from adloco.report.page import PAGE
 from adloco.report.readable import counted, span
 from adloco.rules.outcome import of_newest_text
+from adloco.run.folder import shell_word
 from adloco.run.training_run import TrainingRun
 
 SHOWN_OF_SAMPLE = 160
@@ -31,7 +31,7 @@ def closing_lines(
     merges = sum(len(record["merges"]) for record in records)
     rows = [row for record in records for row in record["trainers"]]
     memory = max(record["memory_bytes"] for record in records)
-    folder = shlex.quote(str(run.folder))
+    folder = shell_word(run.folder)
     sample = summary["sample"]
     generate = [f"  adloco generate {folder} --prompt 'Some text'"] * run.recipe.task.generates
     return [

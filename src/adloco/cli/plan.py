@@ -178,6 +178,10 @@ def _show_calibration(arguments: Plan, measured: Path) -> int:
         (arguments.predict is None) == (arguments.to is None),
         "--predict ROWS.csv and --to OUT.csv belong together; give both or neither",
     )
+    require(
+        arguments.to is None or arguments.to.resolve() != measured.resolve(),
+        f"--to {arguments.to} would replace what was measured; give another file",
+    )
     calibrations = calibrate(read_rows(measured, measured=True))
     wanted = read_rows(arguments.predict, measured=False) if arguments.predict else None
     predicted = predict(calibrations, wanted.rows) if wanted else []

@@ -151,7 +151,13 @@ def _taken(folder: Path) -> str:
 
 def resume_line(folder: Path) -> str:
     """The line of a shell that resumes the run in a folder, whatever letters its name has."""
-    return f"adloco train --resume {shlex.quote(str(folder))}"
+    return f"adloco train --resume {shell_word(folder)}"
+
+
+def shell_word(folder: Path) -> str:
+    """The folder as a word of a shell, which no command takes for an option."""
+    name = str(folder)
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
 def run_folder(folder: Path) -> Path:

@@ -103,7 +103,7 @@ def parse_arm(text: str) -> tuple[str, str, Flags]:
         ValueError: The words behind the @ are not settings.
     """
     head, _, tail = text.partition("@")
-    name, equals, recipe = head.rpartition("=")
+    name, _, recipe = head.rpartition("=")
     try:
         words = shlex.split(tail)
     except ValueError as error:
@@ -118,7 +118,7 @@ def parse_arm(text: str) -> tuple[str, str, Flags]:
     )
     changes = ", ".join(f"{key} {value}" for key, value in pairs)
     stem = Path(recipe).stem
-    return (name if equals else f"{stem}, {changes}" if changes else stem), recipe, pairs
+    return name or (f"{stem}, {changes}" if changes else stem), recipe, pairs
 
 
 def plan_runs(

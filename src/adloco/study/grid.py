@@ -17,7 +17,8 @@ def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]
         Axis -> values, and the settings with one value.
 
     Raises:
-        ValueError: No setting has several values, or an axis has a value twice.
+        ValueError: No setting has several values, or one on which no number depends, or an axis
+            has a value twice.
     """
     given: dict[str, list[str]] = {}
     for name, value in settings:
@@ -27,6 +28,10 @@ def sweep_axes(settings: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]
         bool(axes), "a sweep needs a setting with several values, as in --batch.eta 0.5 0.8 1.0"
     )
     for name, values in axes.items():
+        require(
+            name not in ("run.folder", "run.name"),
+            f"--{name} takes one value, got {' '.join(values)}; put a name with spaces in quotes",
+        )
         require(len({*values}) == len(values), f"--{name} has a value twice: {' '.join(values)}")
     return axes, tuple((name, values[0]) for name, values in given.items() if len(values) == 1)
 

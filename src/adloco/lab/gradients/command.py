@@ -1,6 +1,5 @@
 """`adloco gradients`: measures the full gradient and the noise of batches around it."""
 
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ class Gradients(TrainerCommand):
     def run(self) -> int:
         from adloco.lab.gradients.measuring import measure_gradients
         from adloco.lab.gradients.records import write_gradients
+        from adloco.run.folder import shell_word
         from adloco.run.trained import load_trained
 
         console = open_console()
@@ -53,7 +53,7 @@ class Gradients(TrainerCommand):
             f"{content['batch']:,}, loss {content['loss']:.4f}",
             soft_wrap=True,
         )
-        report = shlex.join(["adloco", "report", str(self.run_folder)])
+        report = f"adloco report {shell_word(self.run_folder)}"
         console.print(f"{path}; for the report: {report}", soft_wrap=True)
         return 0
 
