@@ -164,7 +164,7 @@ def test_a_machine_that_comes_after_the_end_waits_for_nobody(
 def test_refusals(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "diloco", *small]) == 0
     for words, message in (
-        (["diloco", *small, "--method.sync_every", "5"], "method.sync_every (4 there, 5 here)"),
+        (["diloco", *small, "--method.sync_growth", "1"], "method.sync_growth (0.0 there, 1"),
         (["ddp", *small], "has a run of another recipe, by"),
         (["diloco"], "needs its folder: give --run.folder too"),
         (["--resume", str(tmp_path / "run")], "leave out --resume"),
