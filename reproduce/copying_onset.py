@@ -17,17 +17,14 @@ import random
 import statistics
 import string
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from copying import losses
 from torch import Tensor
 
 import adloco
-from adloco.algorithms.planning import Planner
 
 SIGNS, WORD = string.ascii_letters + string.digits, 24
 TOKENS, TEXT = 3_000_000, "texts"
@@ -88,11 +85,11 @@ ARMS |= {
     "mean of four workers every 6 steps": ("diloco", 20, ARMS[MEAN][2] | {"method.sync_every": 6}),
     f"{OFTEN}, growth 3": ("diloco", 33, ARMS[OFTEN][2] | {"method.sync_growth": 3}),
     f"{OFTEN}, 30 after half": ("diloco", 33, ARMS[OFTEN][2]),
-    "diloco, four workers, 30 steps": ("diloco", 3, FOUR | {"method.sync_every": 30}),
-    "diloco, four workers, growth 3": ("diloco", 10, FOUR | {"method.sync_growth": 3}),
+    "diloco, four workers, 18 steps": ("diloco", 5, FOUR | {"method.sync_every": 18}),
+    "diloco, four workers, 100 after half": ("diloco", 10, FOUR),
 }
 """Recipe, rounds between checkpoints, and settings."""
-THEN = {f"{OFTEN}, 30 after half": 30}
+THEN = {f"{OFTEN}, 30 after half": 30, "diloco, four workers, 100 after half": 100}
 """Steps between syncs in the second half of the tokens, where they differ."""
 
 
@@ -157,26 +154,24 @@ def reached(points: Sequence[tuple[float, float]], level: float) -> float:
     return math.nan
 
 
+def complete(folder: Path) -> bool:
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_text())["tokens"] >= TOKENS
+
+
 def train(arm: str, seed: int, folder: Path, texts: Path) -> None:
-    if (folder / "recipe.toml").exists():
-        adloco.train(resume=folder)
-        return
+    """Train a run, or the rest of it."""
     recipe, every, settings = ARMS[arm]
     given = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
-    adloco.train(recipe, tokens=TOKENS, data=texts, folder=folder, **given)
-
-
-@contextmanager
-def steps_of(arm: str) -> Iterator[None]:
-    """The steps between syncs that `THEN` gives, while the context lasts."""
-    planned = Planner.steps_of_round
-
-    def steps_of_round(planner: Planner, samples: int) -> int:
-        late = samples * planner.tokens_per_sample >= TOKENS / 2
-        return THEN[arm] if arm in THEN and late else planned(planner, samples)
-
-    with patch.object(Planner, "steps_of_round", steps_of_round):
-        yield
+    first = TOKENS
+    if arm in THEN:
+        first, given["learning_rate.total_tokens"] = TOKENS // 2, TOKENS
+    if not (folder / "recipe.toml").exists():
+        adloco.train(recipe, tokens=first, data=texts, folder=folder, **given)
+    elif not (folder / "summary.json").exists():
+        adloco.train(resume=folder)
+    if arm in THEN and not complete(folder):
+        adloco.train(resume=folder, tokens=TOKENS, **{"method.sync_every": THEN[arm]})
 
 
 def main() -> None:
@@ -194,10 +189,9 @@ def main() -> None:
         folder = options.folder / f"{arm}-{seed}"
         if not arm.startswith(options.arms):
             continue
-        if not options.table and not (folder / "summary.json").exists():
-            with steps_of(arm):
-                train(arm, seed, folder, texts)
-        if (folder / "summary.json").exists():
+        if not options.table and not complete(folder):
+            train(arm, seed, folder, texts)
+        if complete(folder):
             found.setdefault(arm, []).append(measured(folder))
     names = "begins to copy after millions of tokens", "code", "validation loss"
     for arm, runs in found.items():
