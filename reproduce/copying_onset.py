@@ -86,6 +86,7 @@ ARMS |= {
     f"{OFTEN}, growth 3": ("diloco", 33, ARMS[OFTEN][2] | {"method.sync_growth": 3}),
     f"{OFTEN}, 30 after half": ("diloco", 33, ARMS[OFTEN][2]),
     "diloco, four workers, 18 steps": ("diloco", 5, FOUR | {"method.sync_every": 18}),
+    "diloco, four workers, 30 steps": ("diloco", 3, FOUR | {"method.sync_every": 30}),
     "diloco, four workers, 100 after half": ("diloco", 10, FOUR),
 }
 """Recipe, rounds between checkpoints, and settings."""
