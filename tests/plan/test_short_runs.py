@@ -96,6 +96,10 @@ def test_the_losses_of_a_run_that_count(
     assert read_short_runs([run, resumed]).assumptions == (
         "What inner.lr change between runs counts as noise.",
     ), "its recipe has the rate that it ended with"
+    change |= {"setting": "method.sync_every", "before": "3", "after": "4"}
+    (resumed / "changes.jsonl").write_text(json.dumps(change) + "\n")
+    with pytest.raises(ValueError, match="sync_every was changed from 3 to 4 .* takes one H for"):
+        read_short_runs([run, resumed])
     half = [record for record in records if record["tokens"] >= 4096]
     scales = [trainer["noise_scale"] for record in half for trainer in record["trainers"]]
     assert cosine.noise_scale == both.noise_scale == statistics.median(filter(None, scales))

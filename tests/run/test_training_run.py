@@ -282,6 +282,7 @@ def test_what_a_wire_format_does_is_recorded_and_drawn(small: list[str], tmp_pat
     assert summary["hidden_seconds"] == pytest.approx(
         sum(line["sync"]["hidden_seconds"] for line in metrics)
     )
+    assert summary["hidden_seconds"] > 0, "a fragment in flight is summed beside the steps"
     assert summary["compression_ratio"] == pytest.approx(metrics[0]["sync"]["compression_ratio"])
     page = (folder / "report.html").read_text()
     assert all(

@@ -160,7 +160,7 @@ def fit_links(rows: Rows, names: Sequence[str], cluster: Cluster, parameters: fl
         group: found
         for group, found in recipes.items()
         if found
-        and found[1].after_merges[1] < cluster.islands  # Some workers exchange.
+        and cluster.islands // found[1].after_merges[1] > 1  # A trainer's workers exchange.
         and math.isclose(group[2], parameters, rel_tol=SAME_SIZE)
     }
     measured = "; ".join(map(describe, recipes))

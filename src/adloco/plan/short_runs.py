@@ -85,7 +85,13 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         # No setting says what a model from Python is.
         named["model.num_parameters"] = summary.get("num_parameters")
         # The recipe has what a resume changed last, as if the run had begun with it.
-        named |= {change.setting: change.text for change in read_changes(folder)}
+        changes = {change.setting: change.text for change in read_changes(folder)}
+        require(
+            "method.sync_every" not in changes,
+            f"{changes.get('method.sync_every')} in {folder}, and the law takes one H for each "
+            "run; leave it out",
+        )
+        named |= changes
     for name in _differing(settings.values(), EQUAL, _may_differ()):
         found = {str(named.get(name)): folder for folder, named in settings.items()}
         (one, first), (other, second) = list(found.items())[:2]
