@@ -88,9 +88,18 @@ ARMS |= {
     "diloco, four workers, 18 steps": ("diloco", 5, FOUR | {"method.sync_every": 18}),
     "diloco, four workers, 30 steps": ("diloco", 3, FOUR | {"method.sync_every": 30}),
     "diloco, four workers, 100 after half": ("diloco", 10, FOUR),
+    "diloco, four workers, 18 steps, 300 after half": (
+        "diloco",
+        5,
+        FOUR | {"method.sync_every": 18},
+    ),
 }
 """Recipe, rounds between checkpoints, and settings."""
-THEN = {f"{OFTEN}, 30 after half": 30, "diloco, four workers, 100 after half": 100}
+THEN = {
+    f"{OFTEN}, 30 after half": 30,
+    "diloco, four workers, 100 after half": 100,
+    "diloco, four workers, 18 steps, 300 after half": 300,
+}
 """Steps between syncs in the second half of the tokens, where they differ."""
 
 
