@@ -8,9 +8,11 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.distributed.tensor.debug
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -209,16 +211,24 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
     return value
 
 
+REMEMBERING = (
+    "debug._clear_sharding_prop_cache",
+    "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear",
+    "_sharding_prop.ShardingPropagator._propagate_tensor_meta.cache_clear",
+    "_redistribute._gen_transform_infos.cache_clear",
+    "_redistribute.clear_redistribute_planner_cache",
+    "_collective_utils.MeshTopoInfo.build_from_mesh.cache_clear",
+)
+"""Functions of torch.distributed.tensor that clear what it remembers of meshes. It has no public
+ones, and each version has others.
+"""
+
+
 def forget_meshes() -> None:
     """Clear what torch and `_host_mesh` remember of sharded tensors: it holds their meshes, and so
     the connections and threads of process groups that were left.
     """
     _host_mesh.cache_clear()
-    # torch has no public way, so another version may have other names.
-    with suppress(ImportError, AttributeError):
-        from torch.distributed.tensor import _collective_utils, _redistribute, debug
-
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        _redistribute._gen_transform_infos.cache_clear()
-        _redistribute.clear_redistribute_planner_cache()
-        _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
+    for name in REMEMBERING:
+        with suppress(AttributeError):
+            attrgetter(name)(torch.distributed.tensor)()
