@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.distributed.tensor.debug
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -229,6 +228,8 @@ def forget_meshes() -> None:
     the connections and threads of process groups that were left.
     """
     _host_mesh.cache_clear()
+    import torch.distributed.tensor.debug  # Half a second, which few runs need.
+
     for name in REMEMBERING:
         with suppress(AttributeError):
             attrgetter(name)(torch.distributed.tensor)()
