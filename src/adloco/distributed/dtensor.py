@@ -210,7 +210,7 @@ def gather_shards(value: Any, *, keep: bool = True, copy: bool = True) -> Any:
     return value
 
 
-REMEMBERING = (
+CACHE_CLEARS = (
     "debug._clear_sharding_prop_cache",
     "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear",
     "_sharding_prop.ShardingPropagator._propagate_tensor_meta.cache_clear",
@@ -228,8 +228,8 @@ def forget_meshes() -> None:
     the connections and threads of process groups that were left.
     """
     _host_mesh.cache_clear()
-    import torch.distributed.tensor.debug  # Half a second, which few runs need.
-
-    for name in REMEMBERING:
+    with suppress(ImportError):
+        import torch.distributed.tensor.debug  # Half a second, which few runs need.
+    for name in CACHE_CLEARS:
         with suppress(AttributeError):
             attrgetter(name)(torch.distributed.tensor)()
