@@ -1,7 +1,6 @@
 """plan.html, and with it plan.png, plan.json, plan.csv and recipe.toml: a plan for its users."""
 
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from adloco.report.plan_curves import plan_curves
 from adloco.report.plan_files import recipe_text, to_csv, to_json
 from adloco.report.readable import BYTES, COUNTS, RATES, TIMES, readable
 from adloco.report.table import Cell, Table
+from adloco.run.folder import shell_word
 from adloco.run.json_files import write_json
 from adloco.whole_file import write_text
 
@@ -94,7 +94,7 @@ def _workload_words(workload: Workload) -> str:
 
 def _content(plan: Plan, folder: Path) -> dict[str, Any]:
     chosen = plan.chosen
-    command = f"adloco train {shlex.quote(str(folder / RECIPE))}"
+    command = f"adloco train {shell_word(folder / RECIPE)}"
     ranks = ranks_of_island(chosen.candidate.recipe, plan.cluster)
     return {
         "about": [

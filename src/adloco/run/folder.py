@@ -154,9 +154,9 @@ def resume_line(folder: Path) -> str:
     return f"adloco train --resume {shell_word(folder)}"
 
 
-def shell_word(folder: Path) -> str:
-    """The folder as a word of a shell, which no command takes for an option."""
-    name = str(folder)
+def shell_word(path: Path) -> str:
+    """A path as a word of a shell, which no command takes for an option."""
+    name = str(path)
     return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
