@@ -196,6 +196,12 @@ def test_the_example_is_what_the_command_writes(capsys: pytest.CaptureFixture[st
     assert example.read_text() == capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["kubernetes", "skypilot"])
+def test_a_name_that_yaml_takes_for_no_text(name: str) -> None:
+    content = yaml.safe_load(written(name, job("diloco", ("run.name", "no"))))
+    assert content.get("metadata", content)["name"] == "no"
+
+
 @pytest.mark.nightly
 def test_a_job_set_has_the_fields_that_its_schema_knows() -> None:
     """The models of kubeflow-trainer-api leave out what they do not know."""
