@@ -86,7 +86,7 @@ def test_torchrun_and_adloco_understand_the_command(
     assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("4", "4", 3)
     assert options.rdzv_backend == "c10d"
     assert getattr(options, "shutdown_timeout", 30) == grace
-    assert options.rdzv_endpoint.endswith(":29400")
+    assert options.rdzv_endpoint.endswith(":$port" if name == "slurm" else ":29400")
     assert (options.module, options.training_script) == (True, "adloco")
     settings, others = take_settings(options.training_script_args)
     assert others == ["train", "diloco", "--restart"]
@@ -113,6 +113,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A SLURM of three commands, which write what they are told to a file `said`."""
     commands = {
         "scontrol": f"""
+            if [[ "$1 $2" == "show job" ]]; then cat {tmp_path}/job; exit; fi
             if [[ $1 == show ]]; then printf 'node7\\nnode8\\n'; exit; fi
             echo "scontrol $@" >> {tmp_path}/said""",
         "scancel": f'echo "scancel $@" >> {tmp_path}/said; kill -TERM $(cat {tmp_path}/pid)',
@@ -127,15 +128,19 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(f"#!/bin/bash\n{lines}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_ID", "30077")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[7-8]")
+    (tmp_path / "job").write_text(f"{PREEMPTIBLE}None\n")
     (tmp_path / "job.sh").write_text(written("slurm", job("single", islands=1, gpus_per_island=2)))
     return tmp_path
 
 
+PREEMPTIBLE = "JobId=30077\n   PreemptEligibleTime=2026-11-30T21:21:31 PreemptTime="
 TRAINED = (
-    "srun --kill-on-bad-exit=1 torchrun --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d "
-    "--rdzv-endpoint node7:29400 --rdzv-id 77 --max-restarts 3 --shutdown-timeout 110 -m adloco "
+    "srun --kill-on-bad-exit=1 --export=ALL --cpus-per-task=8 "
+    "torchrun --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d "
+    "--rdzv-endpoint node7:29477 --rdzv-id 30077 --max-restarts 3 --shutdown-timeout 110 -m adloco "
     "train single --restart --run.folder runs/single-20261122-120000 --run.grace_seconds 110 "
     "--placement.shard_size 2"
 )
@@ -148,14 +153,31 @@ def test_a_script_that_ends_by_itself(slurm: Path) -> None:
     assert (slurm / "said").read_text() == f"{TRAINED} --run.tokens 5\n"
 
 
-def test_at_its_time_limit_a_script_saves_and_is_queued_again(slurm: Path) -> None:
+def test_a_preempted_script_is_queued_again(slurm: Path) -> None:
+    """SLURM signals its ranks itself, and does not queue a job that ends in its grace time."""
+    (slurm / "short").touch()
+    (slurm / "job").write_text(f"{PREEMPTIBLE}2026-11-30T21:22:08\n")
+    done = subprocess.run(["bash", slurm / "job.sh"], capture_output=True)
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert (slurm / "said").read_text() == f"{TRAINED}\nscontrol requeue 30077\n"
+
+
+@pytest.mark.parametrize("task", ["", "3"])
+def test_at_its_time_limit_a_script_saves_and_is_queued_again(
+    task: str, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job, or a task of an array, whose others are left alone."""
+    if task:
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "30077")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
     script = subprocess.Popen(["bash", slurm / "job.sh"])
     wait_for(slurm / "pid")
     time.sleep(0.1)  # The signal may come while the script waits, not before.
     script.send_signal(signal.SIGUSR1)
     assert script.wait(timeout=60) > 0
     said = (slurm / "said").read_text().splitlines()
-    assert said == [TRAINED, "scancel --signal=TERM 77", "saved", "scontrol requeue 77"]
+    job = "30077_3" if task else "30077"
+    assert said == [TRAINED, f"scancel --signal=TERM {job}", "saved", f"scontrol requeue {job}"]
 
 
 def test_sbatch_knows_the_options() -> None:
@@ -172,6 +194,12 @@ def test_the_example_is_what_the_command_writes(capsys: pytest.CaptureFixture[st
     assert main([*LINE, "--run.folder", "runs/first", "--dry-run"]) == 0
     example = Path(__file__).parents[2] / "examples" / "slurm.sh"
     assert example.read_text() == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "skypilot"])
+def test_a_name_that_yaml_takes_for_no_text(name: str) -> None:
+    content = yaml.safe_load(written(name, job("diloco", ("run.name", "no"))))
+    assert content.get("metadata", content)["name"] == "no"
 
 
 @pytest.mark.nightly
@@ -276,7 +304,7 @@ def test_it_submits_where_the_client_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", str(tmp_path))  # Nothing is submitted to a SLURM that is here.
     assert main(LINE) == 0
     said = capfd.readouterr().out
     assert said.endswith("sbatch is not installed here: submit it with sbatch diloco-slurm.sh\n")

@@ -1,4 +1,4 @@
-{% set first, id = '"$first"', '"$SLURM_JOB_ID"' %}
+{% set first, first_port, port, id = '"$first"', port, '$port', '"$SLURM_JOB_ID"' %}
 #!/bin/bash
 # {{ summary }}
 #
@@ -20,6 +20,10 @@ set -euo pipefail
 
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=$(head -n 1 <<< "$nodes")
+# Jobs that share a node need a port each, or they would share the store that ends with the first.
+port=$(({{ first_port }} + SLURM_JOB_ID % 3000))
+# In a job array, SLURM_JOB_ID of one of the tasks is the number of them all.
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 
 export {{ variables }}
 # On clusters with several networks, name the interface that the nodes share:
@@ -28,13 +32,19 @@ export {{ variables }}
 # SLURM sends USR1 to this script before the time limit. TERM reaches every rank: they finish their
 # inner step, save together and end. The job is then queued again, and resumes the run.
 limit=
-trap 'limit=reached; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+trap 'limit=reached; scancel --signal=TERM "$job"' USR1
 
-srun --kill-on-bad-exit=1 {% include "torchrun.sh" %} "$@" &
+srun --kill-on-bad-exit=1 --export=ALL --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    {% include "torchrun.sh" %} "$@" &
 code=0
 wait $! || code=$?
 if [[ $limit ]]; then
     wait $! || true  # The signal ended the first wait.
-    scontrol requeue "$SLURM_JOB_ID"
+elif [[ $code != 0 ]]; then
+    # SLURM sends TERM itself to preempt a job, and does not queue one that ends in its grace time.
+    limit=$(scontrol show job "$job" | grep "PreemptTime=[0-9]") || true
+fi
+if [[ $limit ]]; then
+    scontrol requeue "$job"
 fi
 exit $code
