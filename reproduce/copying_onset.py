@@ -87,6 +87,7 @@ ARMS |= {
     f"{OFTEN}, 30 after half": ("diloco", 33, ARMS[OFTEN][2]),
     "diloco, four workers, 18 steps": ("diloco", 5, FOUR | {"method.sync_every": 18}),
     "diloco, four workers, 30 steps": ("diloco", 3, FOUR | {"method.sync_every": 30}),
+    "diloco, four workers, growth 1": ("diloco", 10, FOUR | {"method.sync_growth": 1}),
     "diloco, four workers, 100 after half": ("diloco", 10, FOUR),
     "diloco, four workers, 18 steps, 300 after half": (
         "diloco",

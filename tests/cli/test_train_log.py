@@ -97,6 +97,15 @@ def test_the_error_that_ends_a_run_is_logged(
     assert "the last good checkpoint is" in lines[-1]
 
 
+def test_tasks_that_srun_started_are_not_ranks(
+    small: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert main(["train", "diloco", *small]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("srun started 4 tasks, and each trains the whole run by itself; let it")
+
+
 def test_every_message_is_one_line_of_plain_text(small: list[str], tmp_path: Path) -> None:
     """And the logging of a program around the run is as it was, with the level that it had."""
     settings, _ = take_settings(small)

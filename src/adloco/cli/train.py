@@ -83,6 +83,13 @@ class Train(MachinesCommand):
             machines is None or self.restart,
             "--machines needs --restart and --run.folder, so that each machine resumes the run",
         )
+        tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+        if tasks > 1 and "WORLD_SIZE" not in os.environ and not machines:
+            say(
+                open_console(),
+                f"srun started {tasks} tasks, and each trains the whole run by itself; let it "
+                "start torchrun, once on each node, as adloco launch --on slurm does",
+            )
         if (self.ranks != 1 or machines) and num_ranks() == 1:
             return _run_on_ranks(self, machines, alerts)
         return train_here(self, alerts)
