@@ -188,7 +188,7 @@ def test_excerpts_stand_in_the_examples() -> None:
         for line in path.read_text().splitlines()
     }
     excerpts = blocks(PYTHON_PAGE, "")
-    assert len(excerpts) == 2
+    assert len(excerpts) == 3
     for excerpt in excerpts:
         assert set(excerpt.splitlines()) <= lines
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 import adloco
 from tests.conftest import SMALL
@@ -108,6 +109,36 @@ def test_accelerate(ranks: int) -> None:
         lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
     )
     check_workers(run("accelerate_loop.py", ranks), ranks, expected)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lightning_trainer(ranks: int) -> None:
+    pytest.importorskip("lightning", reason="pip install lightning")
+    example = pieces("lightning_trainer.py")
+    data = example["make_data"]()
+    orders: list[list[int]] = []
+    for worker in range(ranks):
+        # Several processes read in an order that Lightning shuffles.
+        sampler = DistributedSampler(data, ranks, worker, shuffle=ranks > 1)
+        orders.append([])
+        for epoch in range(ranks):
+            sampler.set_epoch(epoch)
+            orders[-1] += [*sampler]
+    size = 16
+    batches = [
+        data[order[size * step : size * (step + 1)]]
+        for step in range(example["STEPS"])
+        for order in orders
+    ]
+    expected = workers_in_one_process(
+        example,
+        ranks,
+        batches,
+        lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
+    )
+    check_workers(run("lightning_trainer.py", ranks), ranks, expected)
 
 
 @pytest.mark.nightly

@@ -48,6 +48,41 @@ class Centred(nn.Module):
         return result
 
 
+class Taught(nn.Module):
+    """Has a teacher that each pass moves a tenth of the way towards the weights."""
+
+    def __init__(self, *, in_buffer: bool) -> None:
+        super().__init__()
+        self.layer = linear()
+        begin: Tensor = self.layer.weight.detach().clone()  # type: ignore[union-attr, operator]
+        if in_buffer:
+            self.register_buffer("teacher", begin)
+        else:
+            self.teacher = nn.Parameter(begin, requires_grad=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training:
+            self.teacher.data.lerp_(self.layer.weight.detach(), 0.1)  # type: ignore[arg-type]
+        result: Tensor = self.layer(values) + 0.1 * values @ self.teacher.T
+        return result
+
+
+def test_what_training_changes_is_saved_in_a_buffer_and_refused_in_a_frozen_parameter() -> None:
+    def build() -> nn.Module:
+        return Taught(in_buffer=True)
+
+    run, resumed = make_run(build_model=build), make_run(build_model=build)
+    run.round()
+    resumed.load_state_dict(run.state_dict())
+    run.round()
+    resumed.round()
+    state, again = (each.model(0).state_dict() for each in (run, resumed))
+    assert all(state[name].equal(again[name]) for name in state)
+    assert not state["teacher"].equal(build().state_dict()["teacher"])
+    with pytest.raises(ValueError, match="frozen parameters of worker 0 have changed in training"):
+        make_run(build_model=lambda: Taught(in_buffer=False)).round()
+
+
 @pytest.mark.parametrize("replaces", [False, True])
 def test_buffers_that_a_pass_replaces_are_averaged_and_saved(replaces: bool) -> None:
     """By hand: means of 0.5 and 1.5 after a pass over ones and threes."""

@@ -558,6 +558,19 @@ def test_a_state_of_a_tensor_class_of_its_own_is_refused() -> None:
         float_states(optimizer)
 
 
+def test_a_wrapper_without_the_state_of_an_optimizer_is_refused() -> None:
+    """Lookahead of the package pytorch_optimizer has such a state, of two parts."""
+
+    class Wrapper(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"base_optimizer": super().state_dict()}
+
+    run = make_run(inner=lambda model: Wrapper(model.parameters()))
+    run.round()
+    with pytest.raises(ValueError, match=r"state_dict\(\) of Wrapper has not the state and param_"):
+        run.state_dict()
+
+
 def test_moments_take_the_type_of_another_model_and_counts_keep_theirs() -> None:
     whole, short = (nn.Parameter(torch.ones(2, dtype=each)) for each in (None, torch.bfloat16))
     before, now = torch.optim.NAdam([whole]), torch.optim.NAdam([short])
@@ -628,6 +641,21 @@ class Complex(nn.Module):
         self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
 
 
+class Quantised(nn.Parameter):
+    """Shows the integers that it is made of, by torch's protocol for such tensors."""
+
+    codes = torch.ones(3, dtype=torch.int8)
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes"], None
+
+
+class InIntegers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = Quantised(torch.ones(3))
+
+
 class InOneMemory(nn.Module):
     """Two layers that are tied by their data alone."""
 
@@ -661,7 +689,12 @@ class SparseGradients(nn.Module):
             {"inner": lambda model: torch.optim.Optimizer(model.parameters(), {})},
             "inner gives Optimizer, whose groups have no learning rate lr",
         ),
+        (
+            {"inner": lambda model: torch.optim.LBFGS(model.parameters())},
+            r"inner gives LBFGS, whose step\(\) needs a closure",
+        ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
+        ({"build_model": InIntegers}, r"parameter weight is quantised \(Quantised\), and an"),
         ({"build_model": InOneMemory}, r"first.weight and second.weight are two in one memory"),
         (
             {"build_model": lambda: nn.ModuleList([Repeating(3), Repeating(1)])},

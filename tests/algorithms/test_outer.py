@@ -702,7 +702,19 @@ def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
             model.register_parameter(name, nn.Parameter(torch.ones(2)))
         return model
 
+    def coded(code: int) -> nn.Module:
+        """The scale of its codes is no tensor of the model, as with bitsandbytes."""
+
+        class Codes(nn.Parameter):
+            pass
+
+        model = linear()
+        codes = Codes(torch.tensor([code], dtype=torch.uint8), requires_grad=False)
+        model.register_parameter("codes", codes)
+        return model
+
     DiLoCo([torch.compile(linear()), linear()], sync_every=1)  # type: ignore[list-item]
+    DiLoCo([coded(3), coded(3)], sync_every=1)
     half, frozen = linear().bfloat16(), linear()
     frozen.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
     for pair, differing in (
@@ -711,6 +723,7 @@ def test_models_and_settings_that_differ_between_workers_are_refused() -> None:
         ((linear(), half), r"float32, trainable, worker 1 has weight: \(1, 3\) of torch.bfloat16"),
         ((linear(), frozen), "trainable, worker 1 has bias: .* frozen"),
         ((named("p", "q"), named("q", "p")), "0 has p: .*, worker 1 has q"),
+        ((coded(3), coded(4)), r"beginning with \[3\], worker 1 .* beginning with \[4\]"),
     ):
         before = [parameter.clone() for model in pair for parameter in model.parameters()]
         with pytest.raises(ValueError, match=f"must be the same for all workers, .*{differing}"):

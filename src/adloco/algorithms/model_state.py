@@ -12,13 +12,15 @@ from adloco.algorithms.method import OuterMemory
 from adloco.algorithms.optimizer_state import float_states
 from adloco.distributed.dtensor import in_memory_of, local, scattered, zeros_like
 from adloco.distributed.parallel.gradient_norms import squared_norm
-from adloco.distributed.parallel.layers import repeats, written_tensors
+from adloco.distributed.parallel.layers import plain_parts, repeats, written_tensors
 from adloco.errors import NonFiniteLossError, require
 
 LARGEST = 1e37
 """Parameters with this norm or a larger one count as infinite, because sums and differences of such
 float32 numbers could overflow.
 """
+FEW = 16
+"""Values of a frozen parameter that are compared: what follows the weights changes them all."""
 ADVICE = "lower the learning rate or check the data"
 """Advice in messages about a number that is not finite."""
 
@@ -46,6 +48,14 @@ class Replica:
         """
         params = trainable(model)
         for name, parameter in params.items():
+            require(
+                all(
+                    each.is_floating_point() or each.is_complex()
+                    for _, each in plain_parts(name, parameter)
+                ),
+                f"parameter {name} is quantised ({type(parameter).__name__}), and an average of "
+                "such values is none; let it be trained as floating-point numbers, or freeze it",
+            )
             require(
                 not parameter.is_complex(),
                 f"parameter {name} is complex, and syncs send real numbers; keep its real and its "
@@ -128,6 +138,18 @@ def state_buffers(model: nn.Module, *, floating: bool) -> Buffers:
             if name not in left_out and buffer.is_floating_point() == floating:
                 places.setdefault(id(buffer), (module, name))
     return Buffers([*places.values()])
+
+
+def frozen_bytes(model: nn.Module) -> Tensor:
+    """A few bytes of each frozen parameter, which show whether training has changed it."""
+    parts = [
+        local(part).detach().flatten()[:FEW].contiguous().view(torch.uint8)
+        for name, each in model.named_parameters()
+        if not each.requires_grad
+        for _, part in plain_parts(name, each)
+        if part.layout == torch.strided
+    ]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def check_memory(model: nn.Module) -> None:

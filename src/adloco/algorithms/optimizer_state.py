@@ -113,6 +113,12 @@ def forget(optimizer: torch.optim.Optimizer) -> None:
 def saved_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state of an optimizer, for `load_optimizer`, with the number of its entries."""
     state = optimizer.state_dict()
+    require(
+        {"state", "param_groups"} <= state.keys(),
+        f"the state_dict() of {type(optimizer).__name__} has not the state and param_groups that "
+        "torch's optimizers have, so its state cannot be saved; take the optimizer that it wraps, "
+        "or let its state_dict() have them",
+    )
     return {**state, "entries": len(state["state"])}
 
 

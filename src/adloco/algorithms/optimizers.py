@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,14 @@ def require_all(
             f"{what} must give each trainable parameter to one optimizer, once, and gives {name} "
             f"{times[id(parameter)]} times",
         )
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """True if a step needs a function that computes the loss again, as one of LBFGS does."""
+    return any(
+        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        for each in inspect.signature(optimizer.step).parameters.values()
+    )
 
 
 ELEMENTWISE = (

@@ -19,6 +19,8 @@ from adloco.errors import require
 
 FIRST = 64
 """Values of each parameter by which ranks compare how it has moved."""
+CODES = 8
+"""Whole numbers of a quantised parameter by which models are compared."""
 APART = 0.01
 """Relative distance above which ranks have trained apart; sums in no fixed order differ by less."""
 
@@ -163,8 +165,20 @@ def _described(model: nn.Module) -> dict[str, str]:
     return {
         name.replace("_orig_mod.", ""): f"{tuple(tensor.shape)} of {tensor.dtype}, "
         + ("trainable" if tensor.requires_grad else "frozen")
+        + _codes(tensor)
         for name, tensor in written_tensors(model).items()
     }
+
+
+def _codes(tensor: Tensor) -> str:
+    """Whole numbers in a parameter of a class of its own. Those of bitsandbytes keep their scales
+    beside them, where no copy of the numbers takes them along, so they must be built alike.
+    """
+    if type(tensor) is nn.Parameter or not isinstance(tensor, nn.Parameter):
+        return ""
+    if tensor.is_floating_point() or tensor.is_meta or is_sharded(tensor):
+        return ""
+    return f", beginning with {tensor.detach().flatten()[:CODES].tolist()}"
 
 
 def _moved(parameter: Tensor, begin: Tensor) -> Tensor:

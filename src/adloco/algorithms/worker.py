@@ -29,7 +29,13 @@ from adloco.algorithms.dropout import own_dropout, uses_dropout
 from adloco.algorithms.gradient_stats import Measurement, NormMeasurement, measurement_of
 from adloco.algorithms.method import Batching, Execution, Method, Problem, Syncing
 from adloco.algorithms.micro_batch_limit import Halving
-from adloco.algorithms.model_state import ADVICE, Replica, copy_all, state_buffers
+from adloco.algorithms.model_state import (
+    ADVICE,
+    Replica,
+    copy_all,
+    frozen_bytes,
+    state_buffers,
+)
 from adloco.algorithms.muon_step import Muon
 from adloco.algorithms.optimizer_state import (
     begins_with_zeros,
@@ -37,7 +43,7 @@ from adloco.algorithms.optimizer_state import (
     load_optimizer,
     saved_optimizer,
 )
-from adloco.algorithms.optimizers import InnerFactory, require_all
+from adloco.algorithms.optimizers import InnerFactory, needs_closure, require_all
 from adloco.algorithms.round_task import RoundTask
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.device import autocast, on_stream, read_later, require_samples, to_device
@@ -82,6 +88,7 @@ class Worker:
         self.model = model
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
+        self._frozen = frozen_bytes(model)
         self._settings = settings
         self.engine = engine
         self.optimizers = self._new_optimizers()
@@ -91,6 +98,11 @@ class Worker:
                 all(group.get("lr") is not None for group in optimizer.param_groups),
                 f"inner gives {type(optimizer).__name__}, whose groups have no learning rate lr "
                 "for a schedule to multiply; give each group one",
+            )
+            require(
+                not needs_closure(optimizer),
+                f"inner gives {type(optimizer).__name__}, whose step() needs a closure that "
+                "computes the loss again; give an optimizer that steps with the gradients alone",
             )
         self.base_rates = [
             [float(group["lr"]) for group in optimizer.param_groups]
@@ -193,6 +205,12 @@ class Worker:
             f"{len(added)} parameters of worker {self.id} require gradients now and did not when "
             "the run began, or were replaced, so they would never be trained; let build_model "
             "unfreeze what is to be trained",
+        )
+        require(
+            torch.equal(frozen_bytes(self.model), self._frozen),
+            f"frozen parameters of worker {self.id} have changed in training, and no checkpoint "
+            "has them; keep what follows the weights, such as a teacher or a mean of them, in "
+            "buffers (register_buffer), which are saved and averaged",
         )
         # Neither a sync nor a checkpoint may take what is not finite.
         try:
