@@ -56,8 +56,11 @@ class StudyRun:
         if not acts or recipe.switch.max_micro_batch == "auto":
             return ""
         used = recipe.switch.clipped(recipe.first_batch, method.workers_per_trainer)
-        each = used * method.num_trainers * recipe.data.context_tokens
-        limits = math.ceil(recipe.run.tokens / each), recipe.run.inner_steps
+        samples = math.ceil(recipe.run.tokens / recipe.data.context_tokens)
+        # The last step takes what is left, as `Budget.next_round` says.
+        left = samples - recipe.batch.fewest_groups * method.num_workers
+        in_tokens = max(1, left // (used * method.num_trainers) + 1) if samples else 0
+        limits = in_tokens, recipe.run.inner_steps
         steps = min(filter(None, limits), default=method.sync_every)
         return Budget.of(recipe).within_first_round(steps, method.sync_every)
 
