@@ -132,13 +132,12 @@ def plan_runs(
     Args:
         whats: Recipes, as `parse_arm` takes them, or folders of finished runs.
         common: Settings of all arms; an arm's own are stronger.
-        num_seeds: Runs of each recipe: run.seed, run.seed + 1, ...
+        num_seeds: Runs of each recipe, at least 1: run.seed, run.seed + 1, ...
         folder: The study's folder, in which new runs are trained.
 
     Raises:
         ValueError: An arm is no recipe and no finished run, stands twice, or has bad settings.
     """
-    require(num_seeds >= 1, f"--seeds must be >= 1, got {num_seeds}")
     runs: list[StudyRun] = []
     for what in whats:
         if Path(what).is_dir() and what not in shipped_recipes():
