@@ -67,6 +67,7 @@ def remedy(error: OSError) -> str:
         errno.EACCES: "make it writable",
         errno.EPERM: "make it writable",
         errno.EIO: "look after its disk",
+        errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     }.get(error.errno or 0, "make room there")
 
 

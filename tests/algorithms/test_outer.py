@@ -430,6 +430,13 @@ def wrapped_in_ddp() -> str:
     held = nn.Sequential(DistributedDataParallel(linear()))
     with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients"):
         DiLoCo(held, sync_every=1, placement=place(2))
+    normed = nn.Sequential(linear(), nn.SyncBatchNorm(2))
+    with pytest.raises(ValueError, match="SyncBatchNorm over 2 ranks, which exchanges statistics"):
+        DiLoCo(normed, sync_every=1, placement=place(2))
+    DiLoCo(normed, sync_every=1, placement=place(1, replica_size=2))
+    groups = [dist.new_group([rank]) for rank in (0, 1)]
+    own = nn.SyncBatchNorm(2, process_group=groups[dist.get_rank()])
+    DiLoCo(own, sync_every=1, placement=place(2))
     on_cpu = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
     for shard in (fully_shard, on_cpu):
         with pytest.raises(ValueError, match="over 2 ranks, which averages the gradients"):

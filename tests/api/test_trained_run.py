@@ -84,6 +84,8 @@ def test_text_is_continued_as_by_the_command(
         run.generate("", temperature="hot")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="windows must be a whole number, got 2.5"):
         run.evaluate(windows=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="data.path '' names no text"):
+        run.evaluate(data="")
     with pytest.raises(ValueError, match="the prompt holds bytes that are no UTF-8 text"):
         run.generate("a\udcff")
 

@@ -46,6 +46,9 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
             "model.name is not a setting of [model] with source = 'llama'; it is one with source = "
             "'transformers'",
         ),
+        ([""], "the recipe '' has no name; name one"),
+        (["--data.path", ""], "--data.path '' names no text; name one, or leave it out"),
+        (["--data.path=", "--data.dataset="], "--data.path and --data.dataset '' names no text"),
         (["adlocco"], "did you mean 'adloco'?"),
         (["--data.path", "/no/such/file"], "data.path '/no/such/file' does not exist"),
         (

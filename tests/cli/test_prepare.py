@@ -126,6 +126,12 @@ def test_a_text_that_is_shorter_than_one_window(
         )
     assert "to evaluate on; give more text, hold out more of it" in said.err
     assert main([*given, *flags(context_tokens=5), "--processes", "1"]) == 0, "one window"
+    (tmp_path / "splits").mkdir()
+    for split, text in (("train", "a" * 100), ("validation", "a")):
+        (tmp_path / "splits" / f"{split}.jsonl").write_text(json.dumps({"text": text}))
+    given[1:3] = flags(dataset=tmp_path / "splits", validation_split="validation")
+    assert main([*given, *flags(context_tokens=5), "--processes", "1"]) == 2
+    assert "give more text, name another data.validation_split" in capsys.readouterr().err
 
 
 def test_a_bad_row_late_in_a_preparation(

@@ -99,6 +99,10 @@ def test_bad_input(
         (["sweep", "diloco", *common], "a sweep needs a setting with several values"),
         (["sweep", "diloco", "--inner.lr", *common], "--inner.lr needs a value"),
         (["sweep", "diloco", "--inner.lr", "1", "2", *common, "--samples", "-1"], "--samples must"),
+        (
+            ["sweep", "diloco", "--inner.lr", "4e-3", "1", "0.004", *common],
+            "'lr 4e-3' and 'lr 0.004' are the same; leave one out",
+        ),
         (["ablate", "adloco", *common, "--seeds", "0"], "--seeds must be >= 1, got 0"),
         (["ablate", "diloco", *common], "recipe 'diloco' has none of adaptive-batch, merging, sw"),
         (["ablate", "ddp-norm", "--without", "merging", *common], "has no merging to leave out"),

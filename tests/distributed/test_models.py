@@ -176,6 +176,10 @@ def wrapped() -> nn.Module:
     return DistributedDataParallel(BlockLM())
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(BlockLM(), nn.SyncBatchNorm(7))
+
+
 def sharded() -> nn.Module:
     return fully_shard(BlockLM(), mesh=init_device_mesh("cpu", (2,)))
 
@@ -228,6 +232,7 @@ def refused(kind: Callable[[], nn.Module], shards: int) -> str:
             1,
             "a model is in DistributedDataParallel over 2 ranks; leave that out",
         ),
+        (normed, 1, "a model has SyncBatchNorm over 2 ranks, which exchanges statistics of"),
         (
             sharded,
             2,

@@ -1,6 +1,7 @@
 """A full disk: a run warns, continues, saves when there is room, and ends only for its records."""
 
 import errno
+import resource
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -206,6 +207,25 @@ def test_a_report_can_be_drawn_when_there_is_room(
     assert main(["report", str(run)]) == 2
     error = capsys.readouterr().err
     assert f"report.html cannot be written ({NO_ROOM}); make room there" in error
+
+
+def test_a_limit_on_the_size_of_files_is_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is room, so making some would change nothing. safetensors names the error in a text."""
+    assert main(words) == 0
+    capsys.readouterr()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        assert main(["report", str(tmp_path / "run")]) == 2
+        assert main([*words, "--run.folder", str(tmp_path / "other")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    report, run = capsys.readouterr().err.splitlines()
+    advice = "raise the limit on the size of files (ulimit -f)"
+    assert report.endswith(f"report.html cannot be written (File too large); {advice}")
+    assert "the run cannot begin in" in run and f"(os error 27)); {advice}" in run
 
 
 def test_a_run_folder_that_is_gone_is_not_made_again(words: list[str], tmp_path: Path) -> None:

@@ -440,6 +440,7 @@ def test_rounds_have_other_steps_after_a_resume(small: list[str], tmp_path: Path
     assert main(["train", "--resume", str(tmp_path / "run"), "--method.sync_every", "7"]) == 0
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     assert [row["inner_steps"] for row in rows] == [4, 8, 15, 22]
+    assert [row["sync_every"] for row in rows] == [4, 4, 7, 7]
     resumed = TrainingRun.resume(tmp_path / "run").algorithm
     for name, value in whole.model(0).state_dict().items():
         assert value.equal(resumed.model(0).state_dict()[name]), name

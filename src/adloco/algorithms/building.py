@@ -9,7 +9,7 @@ from adloco.algorithms.gradient_stats import measurement_of
 from adloco.algorithms.method import Batching, Merging, Method, Problem
 from adloco.algorithms.model_state import check_apart, check_filled, check_memory, copy_all
 from adloco.algorithms.planning import check_groups
-from adloco.algorithms.replica_checks import check_alike
+from adloco.algorithms.replica_checks import check_alike, check_wrappers
 from adloco.algorithms.worker import InnerSettings, Worker
 from adloco.distributed.device import own_random_numbers
 from adloco.distributed.parallel.gradient_norms import trainable
@@ -113,6 +113,7 @@ def build_workers(settings: InnerSettings, placement: Placement) -> dict[int, Wo
         f"build_model must return a new model, and returned {type(model).__name__}",
     )
     require_bare(model)
+    check_wrappers([model], placement)
     check_memory(model)
     require(bool(trainable(model)), "build_model returned a model without trainable parameters")
     if problem.fill is None:

@@ -79,13 +79,12 @@ def report_round(
 ) -> RoundReport:
     """The report of a round, from what all workers of the run did in it and the state after it."""
     placement, handed = parts.placement, parts.bytes_handed()
-    samples = sum(row.samples for row in done.values())
     return RoundReport(
         round=state.rounds_done,
         samples=state.samples,
         inner_steps=state.inner_steps,
         syncs=state.syncs,
-        sync_every=parts.planner.steps_of_round(state.samples - samples),
+        sync_every=state.sync_every,
         bytes_communicated=handed.between / len(done),
         # Ranks add up thirds of bytes in other orders.
         bytes_sent=round(handed.sent / len(done), 3),

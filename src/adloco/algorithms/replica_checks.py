@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from adloco.algorithms.model_state import Replica
 from adloco.distributed.dtensor import is_sharded, local, shard_of
-from adloco.distributed.parallel.layers import in_flat_shards, ranks_of_wrappers, written_tensors
+from adloco.distributed.parallel.layers import (
+    in_flat_shards,
+    ranks_of_statistics,
+    ranks_of_wrappers,
+    written_tensors,
+)
 from adloco.distributed.placement.placement import Placement
 from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import require
@@ -26,8 +31,8 @@ APART = 0.01
 
 
 def check_wrappers(models: Sequence[nn.Module], placement: Placement) -> None:
-    """Refuse models whose gradients are averaged over several workers at every step, or whose
-    shards look like whole tensors.
+    """Refuse models whose gradients or statistics are averaged over several workers at every step,
+    or whose shards look like whole tensors.
     """
     if placement.num_ranks == 1:
         return
@@ -42,6 +47,13 @@ def check_wrappers(models: Sequence[nn.Module], placement: Placement) -> None:
                 "several workers at every step; give the model without it, or with a group of one "
                 f"worker's ranks (here {own}, not {sorted(ranks)})",
             )
+        ranks = ranks_of_statistics(model)
+        require(
+            ranks <= {*own},
+            f"a model has SyncBatchNorm over {len(ranks)} ranks, which exchanges statistics of "
+            "several workers at every step; leave BatchNorm, or give it one worker's ranks (here "
+            f"{own}) as its process_group",
+        )
         require(
             not in_flat_shards(model),
             "a model is in FullyShardedDataParallel, whose shards cannot be told from whole "

@@ -45,6 +45,7 @@ class Round:
         if not state.in_round:
             state.last_batches, state.planned, state.weights = {}, {}, {}
             state.round_steps, state.final_samples = inner_steps, final_samples
+            state.sync_every = parts.planner.steps_of_round(state.samples)
             state.events_done = 0
             for worker in state.workers.values():
                 worker.begin_round()

@@ -37,6 +37,8 @@ class RunState:
     """Cap on micro-batches, in samples, since memory ran out; 0: none."""
     round_steps: int = 0
     """Inner steps of the round in progress; 0 between rounds."""
+    sync_every: int = 0
+    """H of the newest round when it began, which has fewer inner steps if a budget ends it."""
     final_samples: int = 0
     """Samples of the last of them over all trainers, where the budget ends; 0: as many as of the
     others."""

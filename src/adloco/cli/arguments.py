@@ -36,6 +36,7 @@ settings:
   first, and adloco config --search TEXT finds any.
 """
 NUMBERS = {int: "a whole number", float: "a number"}
+SOURCES = ("data.path", "data.dataset", "data.factory")
 ARGUMENT = "argument"
 """Key in a field's metadata under which argparse's options stand."""
 
@@ -134,6 +135,10 @@ class RecipeCommand(SettingsCommand):
 
     recipe: str | None = argument(None, "RECIPE", place=True, nargs="?")
     """A file, or the name of a shipped recipe (default: adloco)."""
+
+    def __post_init__(self) -> None:
+        named = self.recipe != ""  # As by an unset variable of the shell.
+        require(named, "the recipe '' has no name; name one, or leave it out for adloco")
 
 
 @dataclass(kw_only=True)
@@ -308,7 +313,7 @@ def take_settings(
         each value, and replaces one before it.
 
     Raises:
-        ValueError: A setting has no value.
+        ValueError: A setting has no value, or an empty one names the text.
     """
     settings: list[tuple[str, str]] = []
     others, left = [], list(words)
@@ -328,6 +333,12 @@ def take_settings(
         settings.append((name, value if equals else left.pop(0)))
         while lists and left and not left[0].startswith("--"):
             settings.append((name, left.pop(0)))
+    sources = {name: value for name, value in settings if name in SOURCES}
+    require(
+        not sources or any(sources.values()),
+        f"--{' and --'.join(sources)} '' names no text; name one, or leave it out to train on that "
+        "of the recipe, which is Python's standard library where it names none",
+    )
     return settings, others
 
 

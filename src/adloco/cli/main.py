@@ -43,7 +43,7 @@ from adloco.cli.terminal import print_error
 from adloco.cli.train import Train
 from adloco.discovery import lab_classes
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
-from adloco.whole_file import FULL
+from adloco.whole_file import FULL, remedy
 
 _OWN: tuple[type[Command], ...] = (
     *(Train, Compare, Sweep, Ablate, Plan, Runs, Recipes, Prepare, Probe),
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename and error.strerror:
             full = error.errno in FULL
             text = f"{error.filename} cannot be {'written' if full else 'used'} ({error.strerror})"
-            text += "; make room there" if full else "; mend it, or give another"
+            text += f"; {remedy(error) if full else 'mend it, or give another'}"
         print_error(text, name)
         return exit_code(error)
 

@@ -33,7 +33,7 @@ class Prepare(RecipeCommand):
 
     def run(self) -> int:
         from adloco.cli.data_check import check_labelled, check_packed
-        from adloco.data.sources import HOLD_OUT_MORE, check_one_window
+        from adloco.data.sources import check_one_window, hold_out_more
         from adloco.data.token_cache import begin_cache
         from adloco.distributed.launch.local_ranks import INTERRUPTED
         from adloco.distributed.placement.threads import num_cores
@@ -80,7 +80,7 @@ class Prepare(RecipeCommand):
                 check_packed(cache, console)
             if state.complete and not self.check:  # That has said so already.
                 check_one_window(data, state.train, "train", " or lower data.context_tokens")
-                check_one_window(data, state.validation, "evaluate", HOLD_OUT_MORE)
+                check_one_window(data, state.validation, "evaluate", hold_out_more(data))
         return 0
 
 

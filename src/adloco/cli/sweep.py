@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from adloco.cli.arguments import RecipeCommand, StudyCommand, argument
+from adloco.errors import require
 
 
 @dataclass(kw_only=True)
@@ -40,6 +41,10 @@ class Sweep(RecipeCommand, StudyCommand):
             for name, point in points.items()
             for seed in range(self.seeds)
         ]
+        arms: dict[tuple[tuple[str, str], ...], str] = {}
+        for run in runs[:: self.seeds]:  # Not before: 4e-3 and 0.004 are two texts.
+            twin = arms.setdefault(tuple(run.settings.items()), run.arm)
+            require(twin == run.arm, f"{twin!r} and {run.arm!r} are the same; leave one out")
 
         from adloco.cli.studies import run_study  # It imports torch.
         from adloco.report.sweep_plots import draw_sweep

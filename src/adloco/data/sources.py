@@ -13,11 +13,12 @@ from torch import Tensor
 from adloco.data.data_settings import DataSettings
 from adloco.errors import require
 
-HOLD_OUT_MORE = (
-    ", hold out more of it (data.validation_fraction, data.validation_samples) or lower "
-    "data.context_tokens"
-)
-"""Further advice if too little text is held out."""
+
+def hold_out_more(data: DataSettings) -> str:
+    """Further advice if there is too little text to validate on."""
+    own = "name another data.validation_split, take more of its rows (data.validation_samples)"
+    part = "hold out more of it (data.validation_fraction, data.validation_samples)"
+    return f", {own if data.validation_split else part} or lower data.context_tokens"
 
 
 def check_one_window(data: DataSettings, tokens: int, use: str, advice: str) -> None:

@@ -4,6 +4,7 @@ state may contain. safetensors imports torch, which commands that only list chec
 """
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def write_part(checkpoint: Path, name: str, state: Any) -> None:
         try:
             save_tensors(tensors, temporary)
         except SafetensorError as error:  # On a full disk, for instance.
-            raise OSError(str(error)) from error
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else None, str(error)) from error
         # safetensors lets only the owner read its file.
         temporary.chmod((checkpoint / files[0]).stat().st_mode & 0o777)
     lines = [f"{checksum(checkpoint / file)}  {file}\n" for file in files]

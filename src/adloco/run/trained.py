@@ -159,6 +159,8 @@ def evaluate(
             f"{recipe.task.counted}; leave windows out",
         )
         evaluation = replace(evaluation, windows=windows)
+    named = path != ""  # As by an unset variable of the shell.
+    require(named, "data.path '' names no text; name one, or leave it out for the run's own")
     if path is None:
         task = own_task(trained, evaluation)
     else:

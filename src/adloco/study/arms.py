@@ -56,8 +56,11 @@ class StudyRun:
         if not acts or recipe.switch.max_micro_batch == "auto":
             return ""
         used = recipe.switch.clipped(recipe.first_batch, method.workers_per_trainer)
-        each = used * method.num_trainers * recipe.data.context_tokens
-        limits = math.ceil(recipe.run.tokens / each), recipe.run.inner_steps
+        samples = math.ceil(recipe.run.tokens / recipe.data.context_tokens)
+        # The last step takes what is left, as `Budget.next_round` says.
+        left = samples - recipe.batch.fewest_groups * method.num_workers
+        in_tokens = max(1, left // (used * method.num_trainers) + 1) if samples else 0
+        limits = in_tokens, recipe.run.inner_steps
         steps = min(filter(None, limits), default=method.sync_every)
         return Budget.of(recipe).within_first_round(steps, method.sync_every)
 
@@ -129,13 +132,12 @@ def plan_runs(
     Args:
         whats: Recipes, as `parse_arm` takes them, or folders of finished runs.
         common: Settings of all arms; an arm's own are stronger.
-        num_seeds: Runs of each recipe: run.seed, run.seed + 1, ...
+        num_seeds: Runs of each recipe, at least 1: run.seed, run.seed + 1, ...
         folder: The study's folder, in which new runs are trained.
 
     Raises:
         ValueError: An arm is no recipe and no finished run, stands twice, or has bad settings.
     """
-    require(num_seeds >= 1, f"--seeds must be >= 1, got {num_seeds}")
     runs: list[StudyRun] = []
     for what in whats:
         if Path(what).is_dir() and what not in shipped_recipes():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adloco.algorithms.method import Source
-from adloco.data.sources import HOLD_OUT_MORE, TokenSource, check_one_window
+from adloco.data.sources import TokenSource, check_one_window, hold_out_more
 from adloco.data.token_bytes import predicted_bytes
 from adloco.data.token_cache import TokenCache, open_cache
 from adloco.distributed.device import to_device
@@ -35,7 +35,7 @@ def open_language_model(given: TaskData) -> "LanguageModel":
     data = given.data
     data.require_context()
     cache = open_cache(data, given.tokenizer)
-    advice = "" if given.everything else HOLD_OUT_MORE
+    advice = "" if given.everything else hold_out_more(data)
     check_one_window(data, len(cache.validation), "evaluate", advice)
     return LanguageModel(cache, given.evaluation.windows)
 

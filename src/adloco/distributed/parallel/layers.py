@@ -102,6 +102,13 @@ def ranks_of_wrappers(model: nn.Module) -> dict[str, set[int]]:
     return ranks
 
 
+def ranks_of_statistics(model: nn.Module) -> set[int]:
+    """The ranks over which SyncBatchNorm takes statistics at every step; without a group all."""
+    parts = [part for part in model.modules() if isinstance(part, nn.SyncBatchNorm)]
+    groups = [part.process_group or dist.group.WORLD for part in parts]
+    return set[int]().union(*map(dist.get_process_group_ranks, groups))
+
+
 def require_bare(model: nn.Module) -> None:
     """Raise ValueError if ranks share the model's gradients already: an engine would average them
     again.
