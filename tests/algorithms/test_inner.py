@@ -558,6 +558,18 @@ def test_a_state_of_a_tensor_class_of_its_own_is_refused() -> None:
         float_states(optimizer)
 
 
+def test_an_optimizer_with_a_scheduler_of_torch_needs_no_closure() -> None:
+    """The scheduler puts a function in the place of `step`, whose signature has `self`."""
+
+    def scheduled(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        return optimizer
+
+    run, plain = make_run(inner=scheduled), make_run()
+    assert run.round() == plain.round()
+
+
 def test_a_wrapper_without_the_state_of_an_optimizer_is_refused() -> None:
     """Lookahead of the package pytorch_optimizer has such a state, of two parts."""
 
