@@ -706,7 +706,7 @@ class SparseGradients(nn.Module):
             r"inner gives LBFGS, whose step\(\) needs a closure",
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
-        ({"build_model": InIntegers}, r"parameter weight is quantised \(Quantised\), and an"),
+        ({"build_model": InIntegers}, r"parameter weight is quantised \(Quantised\), and syncs"),
         ({"build_model": InOneMemory}, r"first.weight and second.weight are two in one memory"),
         (
             {"build_model": lambda: nn.ModuleList([Repeating(3), Repeating(1)])},

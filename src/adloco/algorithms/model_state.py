@@ -49,17 +49,15 @@ class Replica:
         params = trainable(model)
         for name, parameter in params.items():
             require(
-                all(
-                    each.is_floating_point() or each.is_complex()
-                    for _, each in plain_parts(name, parameter)
-                ),
-                f"parameter {name} is quantised ({type(parameter).__name__}), and an average of "
-                "such values is none; let it be trained as floating-point numbers, or freeze it",
-            )
-            require(
                 not parameter.is_complex(),
                 f"parameter {name} is complex, and syncs send real numbers; keep its real and its "
                 "imaginary part as two parameters (torch.complex joins them in a pass)",
+            )
+            require(
+                all(each.is_floating_point() for _, each in plain_parts(name, parameter)),
+                f"parameter {name} is quantised ({type(parameter).__name__}), and syncs cannot "
+                "average its whole numbers; let it be trained as floating-point numbers, or freeze "
+                "it",
             )
         return Replica(
             names=[*params],
