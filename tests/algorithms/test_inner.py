@@ -579,7 +579,7 @@ def test_a_wrapper_without_the_state_of_an_optimizer_is_refused() -> None:
 
     run = make_run(inner=lambda model: Wrapper(model.parameters()))
     run.round()
-    with pytest.raises(ValueError, match=r"state_dict\(\) of Wrapper has not the state and param_"):
+    with pytest.raises(ValueError, match=r"state_dict\(\) of Wrapper lacks the state and param_"):
         run.state_dict()
 
 
