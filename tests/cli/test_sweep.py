@@ -116,6 +116,7 @@ def test_bad_input(
     for words, message in [
         (["sweep", "diloco", *common], "a sweep needs a setting with several values"),
         (["sweep", "diloco", "--inner.lr", *common], "--inner.lr needs a value"),
+        (["sweep", "diloco", *common, "--data.path", "", "a.txt"], "--data.path '' names no text"),
         (["sweep", "diloco", "--inner.lr", "1", "2", *common, "--samples", "-1"], "--samples must"),
         (
             ["sweep", "diloco", "--inner.lr", "4e-3", "1", "0.004", *common],

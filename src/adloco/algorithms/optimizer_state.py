@@ -115,8 +115,8 @@ def saved_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     state = optimizer.state_dict()
     require(
         {"state", "param_groups"} <= state.keys(),
-        f"the state_dict() of {type(optimizer).__name__} lacks the state and param_groups of torch's "
-        "optimizers, so it cannot be saved; take the optimizer that it wraps, or add them",
+        f"the state_dict() of {type(optimizer).__name__} lacks the state and param_groups of "
+        "torch's optimizers, so it cannot be saved; take the optimizer that it wraps, or add them",
     )
     return {**state, "entries": len(state["state"])}
 
