@@ -33,7 +33,8 @@ export OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 limit=
 trap 'limit=reached; scancel --signal=TERM "$job"' USR1
 
-srun --kill-on-bad-exit=1 --export=ALL --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+srun --kill-on-bad-exit=1 --export=ALL \
+    ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
     torchrun --nnodes 2 --nproc-per-node 8 \
     --rdzv-backend c10d --rdzv-endpoint "$first":$port \
     --rdzv-id "$SLURM_JOB_ID" \
@@ -48,7 +49,7 @@ if [[ $limit ]]; then
     wait $! || true  # The signal ended the first wait.
 elif [[ $code != 0 ]]; then
     # SLURM sends TERM itself to preempt a job, and does not queue one that ends in its grace time.
-    limit=$(scontrol show job "$job" | grep "PreemptTime=[0-9]") || true
+    limit=$(scontrol show job "$job" | grep "PreemptTime=[^N]") || true
 fi
 if [[ $limit ]]; then
     scontrol requeue "$job"

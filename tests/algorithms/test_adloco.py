@@ -624,6 +624,18 @@ def test_parameters_that_are_unfrozen_later_are_refused_because_nothing_would_tr
         run.round()
 
 
+def test_parameters_that_are_frozen_later_stay_where_they_are_and_are_saved() -> None:
+    run, again = make_run(), make_run()
+    run.round()
+    for worker in run.workers.values():
+        worker.model.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
+    bias: Any = run.model(0).bias
+    before = bias.clone()
+    run.round()
+    again.load_state_dict(run.state_dict())
+    assert bias.equal(before) and bias.equal(again.model(0).bias)
+
+
 def test_float_buffers_are_averaged_like_parameters() -> None:
     class Norm(nn.Module):
         def __init__(self) -> None:

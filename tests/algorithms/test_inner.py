@@ -558,6 +558,18 @@ def test_a_state_of_a_tensor_class_of_its_own_is_refused() -> None:
         float_states(optimizer)
 
 
+def test_an_optimizer_with_a_scheduler_of_torch_needs_no_closure() -> None:
+    """The scheduler puts a function in the place of `step`, whose signature has `self`."""
+
+    def scheduled(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        return optimizer
+
+    run, plain = make_run(inner=scheduled), make_run()
+    assert run.round() == plain.round()
+
+
 def test_a_wrapper_without_the_state_of_an_optimizer_is_refused() -> None:
     """Lookahead of the package pytorch_optimizer has such a state, of two parts."""
 
@@ -567,7 +579,7 @@ def test_a_wrapper_without_the_state_of_an_optimizer_is_refused() -> None:
 
     run = make_run(inner=lambda model: Wrapper(model.parameters()))
     run.round()
-    with pytest.raises(ValueError, match=r"state_dict\(\) of Wrapper has not the state and param_"):
+    with pytest.raises(ValueError, match=r"state_dict\(\) of Wrapper lacks the state and param_"):
         run.state_dict()
 
 
@@ -694,7 +706,7 @@ class SparseGradients(nn.Module):
             r"inner gives LBFGS, whose step\(\) needs a closure",
         ),
         ({"build_model": Complex}, "parameter phase is complex, and syncs send real numbers"),
-        ({"build_model": InIntegers}, r"parameter weight is quantised \(Quantised\), and an"),
+        ({"build_model": InIntegers}, r"parameter weight is quantised \(Quantised\), and syncs"),
         ({"build_model": InOneMemory}, r"first.weight and second.weight are two in one memory"),
         (
             {"build_model": lambda: nn.ModuleList([Repeating(3), Repeating(1)])},

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from adloco.cli.main import main
+from adloco.run.folder import ENVIRONMENT
+from adloco.study.arms import StudyRun
 
 
 @pytest.fixture
@@ -35,6 +37,22 @@ def test_one_axis(common: list[str], tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     shutil.rmtree(short)  # As if it had been interrupted: the same command continues.
     assert main(["sweep", "diloco", *common, "--method.sync_every", "4", "9"]) == 0
+
+
+def test_a_sweep_whose_runs_have_begun_continues(
+    common: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The type that `auto` has taken makes it no twin of the other, or the command is refused."""
+
+    def begin(runs: list[StudyRun], *_: object, **__: object) -> int:
+        for run in runs:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            (run.folder / ENVIRONMENT).write_text('{"precision": "fp32"}')
+        return 0
+
+    monkeypatch.setattr("adloco.cli.studies.run_study", begin)
+    for _ in range(2):
+        assert main(["sweep", "diloco", *common, "--run.precision", "auto", "fp32"]) == 0
 
 
 @pytest.mark.usefixtures("warm_python")
@@ -98,6 +116,7 @@ def test_bad_input(
     for words, message in [
         (["sweep", "diloco", *common], "a sweep needs a setting with several values"),
         (["sweep", "diloco", "--inner.lr", *common], "--inner.lr needs a value"),
+        (["sweep", "diloco", *common, "--data.path", "", "a.txt"], "--data.path '' names no text"),
         (["sweep", "diloco", "--inner.lr", "1", "2", *common, "--samples", "-1"], "--samples must"),
         (
             ["sweep", "diloco", "--inner.lr", "4e-3", "1", "0.004", *common],

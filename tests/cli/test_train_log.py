@@ -103,7 +103,7 @@ def test_tasks_that_srun_started_are_not_ranks(
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert main(["train", "diloco", *small]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("srun started 4 tasks, and each trains the whole run by itself; let it")
+    assert said.startswith("srun started 4 tasks, and each that has this command trains the whole")
 
 
 def test_every_message_is_one_line_of_plain_text(small: list[str], tmp_path: Path) -> None:

@@ -153,13 +153,27 @@ def test_a_script_that_ends_by_itself(slurm: Path) -> None:
     assert (slurm / "said").read_text() == f"{TRAINED} --run.tokens 5\n"
 
 
-def test_a_preempted_script_is_queued_again(slurm: Path) -> None:
-    """SLURM signals its ranks itself, and does not queue a job that ends in its grace time."""
+@pytest.mark.parametrize("when", ["None", "2026-11-30T21:22:08", "Mon 21:22"])
+def test_a_preempted_script_is_queued_again(when: str, slurm: Path) -> None:
+    """SLURM signals its ranks itself, and does not queue a job that ends in its grace time. The
+    user's SLURM_TIME_FORMAT says how it writes the time.
+    """
     (slurm / "short").touch()
-    (slurm / "job").write_text(f"{PREEMPTIBLE}2026-11-30T21:22:08\n")
+    (slurm / "job").write_text(f"{PREEMPTIBLE}{when}\n")
     done = subprocess.run(["bash", slurm / "job.sh"], capture_output=True)
     assert (done.returncode, done.stderr) == (3, b"")
-    assert (slurm / "said").read_text() == f"{TRAINED}\nscontrol requeue 30077\n"
+    requeued = "" if when == "None" else "scontrol requeue 30077\n"
+    assert (slurm / "said").read_text() == f"{TRAINED}\n{requeued}"
+
+
+def test_a_script_whose_job_asks_for_no_number_of_cores(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM sets the variable only for a job with --cpus-per-task; a user may take that out."""
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    (slurm / "short").touch()
+    subprocess.run(["bash", slurm / "job.sh"], check=False)
+    assert (slurm / "said").read_text() == TRAINED.replace(" --cpus-per-task=8", "") + "\n"
 
 
 @pytest.mark.parametrize("task", ["", "3"])

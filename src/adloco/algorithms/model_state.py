@@ -1,7 +1,7 @@
 """The tensors of a model that syncs, merges and checkpoints read and write."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -49,17 +49,15 @@ class Replica:
         params = trainable(model)
         for name, parameter in params.items():
             require(
-                all(
-                    each.is_floating_point() or each.is_complex()
-                    for _, each in plain_parts(name, parameter)
-                ),
-                f"parameter {name} is quantised ({type(parameter).__name__}), and an average of "
-                "such values is none; let it be trained as floating-point numbers, or freeze it",
-            )
-            require(
                 not parameter.is_complex(),
                 f"parameter {name} is complex, and syncs send real numbers; keep its real and its "
                 "imaginary part as two parameters (torch.complex joins them in a pass)",
+            )
+            require(
+                all(each.is_floating_point() for _, each in plain_parts(name, parameter)),
+                f"parameter {name} is quantised ({type(parameter).__name__}), and syncs cannot "
+                "average its whole numbers; let it be trained as floating-point numbers, or freeze "
+                "it",
             )
         return Replica(
             names=[*params],
@@ -140,12 +138,12 @@ def state_buffers(model: nn.Module, *, floating: bool) -> Buffers:
     return Buffers([*places.values()])
 
 
-def frozen_bytes(model: nn.Module) -> Tensor:
-    """A few bytes of each frozen parameter, which show whether training has changed it."""
+def frozen_bytes(model: nn.Module, trained: Set[str]) -> Tensor:
+    """A few bytes of each parameter but those `trained`, which show whether it has changed."""
     parts = [
         local(part).detach().flatten()[:FEW].contiguous().view(torch.uint8)
         for name, each in model.named_parameters()
-        if not each.requires_grad
+        if name not in trained  # One that is frozen later is synced and saved like before.
         for _, part in plain_parts(name, each)
         if part.layout == torch.strided
     ]

@@ -115,9 +115,8 @@ def saved_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     state = optimizer.state_dict()
     require(
         {"state", "param_groups"} <= state.keys(),
-        f"the state_dict() of {type(optimizer).__name__} has not the state and param_groups that "
-        "torch's optimizers have, so its state cannot be saved; take the optimizer that it wraps, "
-        "or let its state_dict() have them",
+        f"the state_dict() of {type(optimizer).__name__} lacks the state and param_groups of "
+        "torch's optimizers, so it cannot be saved; take the optimizer that it wraps, or add them",
     )
     return {**state, "entries": len(state["state"])}
 

@@ -50,9 +50,10 @@ def require_all(
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """True if a step needs a function that computes the loss again, as one of LBFGS does."""
+    # The one of the class: a scheduler of torch puts a function with `self` in its place.
+    _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
     return any(
-        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-        for each in inspect.signature(optimizer.step).parameters.values()
+        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in arguments
     )
 
 

@@ -88,7 +88,7 @@ class Worker:
         self.model = model
         self.replica = Replica.of(model, settings.syncing.residuals_in)
         self.counters = state_buffers(model, floating=False)
-        self._frozen = frozen_bytes(model)
+        self._frozen = frozen_bytes(model, {*self.replica.names})
         self._settings = settings
         self.engine = engine
         self.optimizers = self._new_optimizers()
@@ -207,7 +207,7 @@ class Worker:
             "unfreeze what is to be trained",
         )
         require(
-            torch.equal(frozen_bytes(self.model), self._frozen),
+            torch.equal(frozen_bytes(self.model, {*self.replica.names}), self._frozen),
             f"frozen parameters of worker {self.id} have changed in training, and no checkpoint "
             "has them; keep what follows the weights, such as a teacher or a mean of them, in "
             "buffers (register_buffer), which are saved and averaged",

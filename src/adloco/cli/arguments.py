@@ -333,7 +333,8 @@ def take_settings(
         settings.append((name, value if equals else left.pop(0)))
         while lists and left and not left[0].startswith("--"):
             settings.append((name, left.pop(0)))
-    sources = {name: value for name, value in settings if name in SOURCES}
+    # Of a list the empty one, if there is one.
+    sources = {name: text for name, text in sorted(settings, reverse=True) if name in SOURCES}
     require(
         not sources or any(sources.values()),
         f"--{' and --'.join(sources)} '' names no text; name one, or leave it out to train on that "

@@ -41,9 +41,9 @@ class Sweep(RecipeCommand, StudyCommand):
             for name, point in points.items()
             for seed in range(self.seeds)
         ]
-        arms: dict[tuple[tuple[str, str], ...], str] = {}
+        arms: dict[str, str] = {}
         for run in runs[:: self.seeds]:  # Not before: 4e-3 and 0.004 are two texts.
-            twin = arms.setdefault(tuple(run.settings.items()), run.arm)
+            twin = arms.setdefault(repr(run.recipe), run.arm)
             require(twin == run.arm, f"{twin!r} and {run.arm!r} are the same; leave one out")
 
         from adloco.cli.studies import run_study  # It imports torch.

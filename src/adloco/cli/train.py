@@ -87,8 +87,9 @@ class Train(MachinesCommand):
         if tasks > 1 and "WORLD_SIZE" not in os.environ and not machines:
             say(
                 open_console(),
-                f"srun started {tasks} tasks, and each trains the whole run by itself; let it "
-                "start torchrun, once on each node, as adloco launch --on slurm does",
+                f"srun started {tasks} tasks, and each that has this command trains the whole run "
+                "by itself; let it start torchrun, once on each node, as adloco launch --on slurm "
+                "does",
             )
         if (self.ranks != 1 or machines) and num_ranks() == 1:
             return _run_on_ranks(self, machines, alerts)

@@ -34,7 +34,8 @@ export {{ variables }}
 limit=
 trap 'limit=reached; scancel --signal=TERM "$job"' USR1
 
-srun --kill-on-bad-exit=1 --export=ALL --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+srun --kill-on-bad-exit=1 --export=ALL \
+    ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \
     {% include "torchrun.sh" %} "$@" &
 code=0
 wait $! || code=$?
@@ -42,7 +43,7 @@ if [[ $limit ]]; then
     wait $! || true  # The signal ended the first wait.
 elif [[ $code != 0 ]]; then
     # SLURM sends TERM itself to preempt a job, and does not queue one that ends in its grace time.
-    limit=$(scontrol show job "$job" | grep "PreemptTime=[0-9]") || true
+    limit=$(scontrol show job "$job" | grep "PreemptTime=[^N]") || true
 fi
 if [[ $limit ]]; then
     scontrol requeue "$job"
