@@ -624,6 +624,15 @@ def test_parameters_that_are_unfrozen_later_are_refused_because_nothing_would_tr
         run.round()
 
 
+def test_a_state_from_before_the_steps_of_a_round_were_in_it_is_loaded() -> None:
+    run, again = make_run(), make_run()
+    run.round()
+    state = run.state_dict()
+    del state["run"]["sync_every"]
+    again.load_state_dict(state)
+    assert again.round() == run.round()
+
+
 def test_parameters_that_are_frozen_later_stay_where_they_are_and_are_saved() -> None:
     run, again = make_run(), make_run()
     run.round()

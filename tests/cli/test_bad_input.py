@@ -48,7 +48,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         ),
         ([""], "the recipe '' has no name; name one"),
         (["--data.path", ""], "--data.path '' names no text; name one, or leave it out"),
-        (["--data.path=", "--data.dataset="], "--data.path and --data.dataset '' names no text"),
+        (["--data.path=", "--data.dataset="], "--data.dataset and --data.path '' names no text"),
         (["adlocco"], "did you mean 'adloco'?"),
         (["--data.path", "/no/such/file"], "data.path '/no/such/file' does not exist"),
         (

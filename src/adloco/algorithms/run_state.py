@@ -218,6 +218,7 @@ class RunState:
 
     def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from the counters in the part `run`."""
+        numbers = {"sync_every": 0, **numbers}  # Those of before 2026-11-30 lack it.
         vars(self).update({name: numbers[name] for name in COUNTERS})
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
         self.weights = {int(worker): weight for worker, weight in numbers["weights"].items()}

@@ -333,11 +333,11 @@ def take_settings(
         settings.append((name, value if equals else left.pop(0)))
         while lists and left and not left[0].startswith("--"):
             settings.append((name, left.pop(0)))
-    # Of a list the empty one, if there is one.
-    sources = {name: text for name, text in sorted(settings, reverse=True) if name in SOURCES}
+    sources = {name for name, _ in settings if name in SOURCES}
+    empty = sorted({name for name, text in settings if name in sources and not text})
     require(
-        not sources or any(sources.values()),
-        f"--{' and --'.join(sources)} '' names no text; name one, or leave it out to train on that "
+        not empty or len(empty) < len(sources),
+        f"--{' and --'.join(empty)} '' names no text; name one, or leave it out to train on that "
         "of the recipe, which is Python's standard library where it names none",
     )
     return settings, others
