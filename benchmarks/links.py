@@ -45,8 +45,8 @@ from links_network import (
     parse_bandwidth,
 )
 
-from adloco.cli.arguments import take_settings
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 
 WORKER = Path(__file__).with_name("links_worker.py")
 BATCH_PER_ISLAND = 4

@@ -23,8 +23,8 @@ from pathlib import Path
 import analyses
 from analyses import COUPLED, EVALUATE_EVERY, TARGETS, TOKENS
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
+from adloco.config.setting_words import take_settings
 
 ADLOCO, DILOCO = (Path(__file__).with_name(f"{name}.toml") for name in ("adloco", "diloco"))
 ADAMW = "--inner.optimizer adamw --inner.lr 2e-3 --wire.format fp32"

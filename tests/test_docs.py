@@ -16,10 +16,11 @@ import pytest
 from matplotlib import pyplot as plt
 
 import adloco
-from adloco.cli.arguments import Command, SettingsCommand, take_settings
+from adloco.cli.arguments import Command, SettingsCommand
 from adloco.cli.main import parse_line
 from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.plan.cluster import read_cluster
 from adloco.run.changes import is_recorded
 from adloco.study.arms import parse_arm

@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import adloco
 from adloco.api.train_function import _data_setting
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
+from adloco.config.setting_words import take_settings
 from adloco.run.folder import locked
 from tests.problems import numbers_of, without_timings
 

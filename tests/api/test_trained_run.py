@@ -10,9 +10,9 @@ import pytest
 from torch import nn
 
 import adloco
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cli.terminal import printable
+from adloco.config.setting_words import take_settings
 from tests.conftest import small_flags
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import COMMANDS, build_parser, main
 from adloco.cli.settings_help import COMMON, settings_help
 from adloco.config.finding import aliases, setting_facts, switches
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import Setting, known_settings, named_settings
 from adloco.config.sections import BATCH_RULES, SECTIONS
+from adloco.config.setting_words import take_settings
 from adloco.config.shipped import shipped_recipes
 from adloco.config.values import takes_truths
 from adloco.discovery import lab_classes

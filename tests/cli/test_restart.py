@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from adloco.cli.alerts import Alerts
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cli.rank_processes import Machines
 from adloco.cli.train import RESTARTS, Train, _FailureCount
 from adloco.cli.train_here import _Process
 from adloco.cli.training_loop import Training
+from adloco.config.setting_words import take_settings
 from adloco.config.settings import RunSettings
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.errors import RANK_FAILURE, RankFailureError, exit_code

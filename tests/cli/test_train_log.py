@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.live_view import LiveView
 from adloco.cli.main import main
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.rules.failure_signs import all_signs
 from adloco.run.training_run import TrainingRun
 

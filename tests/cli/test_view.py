@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.live import Live
 
 from adloco.cli import opening
-from adloco.cli.arguments import take_settings
 from adloco.cli.closing import closing_lines
 from adloco.cli.live_view import SPARKLINE_COLUMNS, LiveView, sparkline
 from adloco.cli.main import main
@@ -25,6 +24,7 @@ from adloco.cli.run_text import clock
 from adloco.cli.terminal import say
 from adloco.cli.view import open_view, print_round
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.distributed.launch.launcher import speaks_for_machine
 from adloco.report.page import write_report
 from adloco.rules.merge_policies.no_merge import NoMerge

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cluster.job import Job, plan_job, torchrun_can_wait
 from adloco.cluster.schedulers import SCHEDULERS, VARIABLES
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.distributed.launch import rank_store
 from tests.conftest import wait_for
 

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.cli.train_log import train_log
 from adloco.cli.training_loop import Training
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.sections import Recipe
+from adloco.config.setting_words import take_settings
 from adloco.distributed.launch.rank_store import Quorum
 from adloco.distributed.testing import run_on_ranks
 from adloco.elastic import regroup

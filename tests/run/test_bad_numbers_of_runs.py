@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.errors import NonFiniteLossError
 from adloco.run.changes import Changed, skipped_by
 from adloco.run.checkpoint import list_checkpoints

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.run import environment
 from adloco.run.budget import Budget, RoundSize, part_used
 from adloco.run.changes import absolute_budgets

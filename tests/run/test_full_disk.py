@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 
 from adloco import whole_file
 from adloco.cli import training_loop
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.testing import run_on_ranks
 from adloco.errors import RunWarning

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adloco import train
-from adloco.cli.arguments import take_settings
+from adloco.config.setting_words import take_settings
 from adloco.run.changes import read_changes
 from adloco.run.checkpoint import list_checkpoints
 from adloco.run.folder import CHECKPOINTS, locked

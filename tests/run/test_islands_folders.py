@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.testing import run_on_ranks
 from adloco.run.machine_folders import check_machine

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from adloco import place, whole_file
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.placement.placement import OneProcess
 from adloco.distributed.testing import run_on_ranks

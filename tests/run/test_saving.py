@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from adloco.cli.arguments import take_settings
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.distributed.plain_state import split_state
 from adloco.run import saving, training_run
 from adloco.run.checkpoint import list_checkpoints

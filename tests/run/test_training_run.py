@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
+from adloco.config.setting_words import take_settings
 from adloco.config.shipped import shipped_recipes
 from adloco.distributed.testing import run_on_ranks
 from adloco.options import option_metrics

@@ -22,9 +22,17 @@ def test_words_of_an_arm() -> None:
     )
     for unnamed in ("diloco@--inner.lr 0.1", "=diloco@--inner.lr 0.1"):  # As of "$NAME=diloco".
         assert parse_arm(unnamed)[0] == "diloco, inner.lr 0.1"
-    for bad in ("diloco@--inner.lr", "diloco@inner.lr 0.1", "diloco@--lr 0.1"):
+    assert parse_arm("x=diloco@--run.deterministic --inner.lr=0.1") == (
+        "x",
+        "diloco",
+        (("run.deterministic", "true"), ("inner.lr", "0.1")),
+    )
+    for bad in ("diloco@inner.lr 0.1", "diloco@--lr 0.1"):
         with pytest.raises(ValueError, match="must be RECIPE@"):
             parse_arm(bad)
+    for bad, says in (("inner.lr", "needs a value"), ("data.path ''", "names no text")):
+        with pytest.raises(ValueError, match=says):
+            parse_arm(f"diloco@--{bad}")
 
 
 def test_a_folder_follows_from_the_settings(

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from adloco import place
 from adloco.algorithms.evaluation import means, total
 from adloco.algorithms.method import SyncWeights
-from adloco.cli.arguments import take_settings
 from adloco.cli.main import main
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import to_values
 from adloco.config.sections import Recipe
+from adloco.config.setting_words import take_settings
 from adloco.data.sources import TokenSource
 from adloco.distributed.launch.launcher import this_rank
 from adloco.distributed.placement.islands import island_of

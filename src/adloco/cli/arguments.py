@@ -1,10 +1,10 @@
 """The commands of the line: a class for each, whose fields are its arguments; and the settings of a
 recipe, which may stand anywhere on the line.
 
-A setting has no argparse entry. `take_settings` cuts `--section.key VALUE` out of the line,
-`override` (`config/recipe.py`) puts the text into the recipe's values, and `build_recipe` converts
-it to the type of the field (`config/values.py`). `settings_help` (`cli/settings_help.py`) lists the
-fields' docstrings.
+A setting has no argparse entry. `take_settings` (`config/setting_words.py`) cuts
+`--section.key VALUE` out of the line, `override` (`config/recipe.py`) puts the text into the
+recipe's values, and `build_recipe` converts it to the type of the field (`config/values.py`).
+`settings_help` (`cli/settings_help.py`) lists the fields' docstrings.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import re
 import textwrap
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # These import torch, which takes seconds; `--help` should no
     from adloco.config.sections import Recipe
     from adloco.run.trained import Trained
 
-TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 SETTINGS = """\
 
 settings:
@@ -36,7 +35,6 @@ settings:
   first, and adloco config --search TEXT finds any.
 """
 NUMBERS = {int: "a whole number", float: "a number"}
-SOURCES = ("data.path", "data.dataset", "data.factory")
 ARGUMENT = "argument"
 """Key in a field's metadata under which argparse's options stand."""
 
@@ -298,55 +296,3 @@ def _value(kind: type, text: str) -> Any:
         return kind(text if number is None else str(number))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"must be {NUMBERS[kind]}, got {text!r}") from error
-
-
-def take_settings(
-    words: Sequence[str], *, lists: bool = False
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Separate settings from the other words of a line.
-
-    lists: True if a key takes all values up to the next word that begins with --.
-
-    Returns:
-        (section.key, value) of every --section.key VALUE or --section.key=VALUE, and the other
-        words. A setting that is true or false needs no value to be true. A list gives a pair for
-        each value, and replaces one before it.
-
-    Raises:
-        ValueError: A setting has no value, or an empty one names the text.
-    """
-    settings: list[tuple[str, str]] = []
-    others, left = [], list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or "." not in name:
-            others.append(word)
-            continue
-        if not equals and _is_bare_switch(name, left):
-            settings.append((name, "true"))
-            continue
-        if not equals and (not left or left[0].startswith("--")):
-            raise ValueError(f"{word} needs a value, as in {word} VALUE")
-        # A list that is given again replaces the first.
-        settings = [pair for pair in settings if not lists or pair[0] != name]
-        settings.append((name, value if equals else left.pop(0)))
-        while lists and left and not left[0].startswith("--"):
-            settings.append((name, left.pop(0)))
-    sources = {name for name, _ in settings if name in SOURCES}
-    empty = sorted({name for name, text in settings if name in sources and not text})
-    require(
-        not empty or len(empty) < len(sources),
-        f"--{' and --'.join(empty)} '' names no text; name one, or leave it out to train on that "
-        "of the recipe, which is Python's standard library where it names none",
-    )
-    return settings, others
-
-
-def _is_bare_switch(name: str, left: Sequence[str]) -> bool:
-    """True if a setting that is true or false has no value before the words that are left."""
-    if left and left[0].lower() in {*TRUTHS, "auto"}:
-        return False
-    from adloco.config.finding import switches
-
-    return name in switches()

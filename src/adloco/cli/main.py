@@ -21,7 +21,6 @@ from adloco.cli.arguments import (
     Parser,
     SettingsCommand,
     add_command,
-    take_settings,
 )
 from adloco.cli.compare import Compare
 from adloco.cli.completion import Completion
@@ -41,6 +40,7 @@ from adloco.cli.runs import Runs
 from adloco.cli.sweep import Sweep
 from adloco.cli.terminal import print_error
 from adloco.cli.train import Train
+from adloco.config.setting_words import take_settings
 from adloco.discovery import lab_classes
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 from adloco.whole_file import FULL, remedy

@@ -11,6 +11,7 @@ from adloco.metrics import ROUND
 from adloco.report.readable import counted, span
 from adloco.rules.batch_rules.constant import ConstantBatch
 from adloco.rules.merge_policies.no_merge import NoMerge
+from adloco.run.budget import steps_for
 from adloco.run.model_flops import peak_flops
 from adloco.run.training_run import TrainingRun
 
@@ -89,11 +90,11 @@ def _rounds(run: TrainingRun) -> tuple[int | None, str]:
     if limits["syncs"] and not state.will_sync:
         return None, "syncs"
     samples = math.ceil(limits["tokens"] / run.recipe.data.context_tokens) - state.samples
-    # The last step takes what is left, as `Budget.next_round` says.
-    full = (samples - algorithm.fewest_samples) // algorithm.samples_per_inner_step
     every = algorithm.sync_every
     steps = {
-        "tokens": max(1, full + 1),
+        "tokens": steps_for(
+            samples, per_step=algorithm.samples_per_inner_step, fewest=algorithm.fewest_samples
+        ),
         "inner_steps": limits["inner_steps"] - state.inner_steps,
         "rounds": (limits["rounds"] - state.rounds_done) * every,
         "syncs": (limits["syncs"] - state.syncs) * every,

@@ -66,10 +66,7 @@ class Budget:
     ) -> RoundSize:
         """The next round: H in force, or less if the budget ends earlier; or the round in progress.
 
-        A budget in tokens ends with the first whole sample that reaches it. The last inner step
-        takes what is left: fewer samples than the others, or, where fewer than `fewest` would be
-        left for it, these as well. So no step takes less than `fewest`, unless the whole budget is
-        less.
+        A budget in tokens ends with the first whole sample that reaches it, see `steps_for`.
 
         Args:
             per_step: Samples of one inner step over all trainers, as planned.
@@ -81,7 +78,7 @@ class Budget:
         steps, final = sync_every, 0
         if "tokens" in self.limits:
             left = math.ceil(self.limits["tokens"] / self.tokens_per_sample) - state.samples
-            to_end = max(1, (left - fewest) // per_step + 1)
+            to_end = steps_for(left, per_step=per_step, fewest=fewest)
             if to_end <= steps:
                 steps, final = to_end, left - (to_end - 1) * per_step
         if "inner_steps" in self.limits:
@@ -170,6 +167,15 @@ class Budget:
             "inner_steps": state.inner_steps + steps,
             "syncs": state.syncs,
         }
+
+
+def steps_for(samples: int, *, per_step: int, fewest: int) -> int:
+    """Inner steps in which these samples are trained on.
+
+    The last takes what is left: fewer samples than the others, or, where fewer than `fewest` would
+    be left for it, these as well. So no step takes less than `fewest`, unless all samples are less.
+    """
+    return max(1, (samples - fewest) // per_step + 1)
 
 
 def spent_after(record: Record) -> dict[str, int]:

@@ -14,9 +14,10 @@ from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
+from adloco.config.setting_words import take_settings
 from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
-from adloco.run.budget import Budget
+from adloco.run.budget import Budget, steps_for
 from adloco.run.changes import read_changes
 from adloco.run.folder import ENVIRONMENT, RECIPE, SUMMARY, finished
 from adloco.run.json_files import read_json
@@ -57,10 +58,12 @@ class StudyRun:
             return ""
         used = recipe.switch.clipped(recipe.first_batch, method.workers_per_trainer)
         samples = math.ceil(recipe.run.tokens / recipe.data.context_tokens)
-        # The last step takes what is left, as `Budget.next_round` says.
-        left = samples - recipe.batch.fewest_groups * method.num_workers
-        in_tokens = max(1, left // (used * method.num_trainers) + 1) if samples else 0
-        limits = in_tokens, recipe.run.inner_steps
+        in_tokens = steps_for(
+            samples,
+            per_step=used * method.num_trainers,
+            fewest=recipe.batch.fewest_groups * method.num_workers,
+        )
+        limits = in_tokens if samples else 0, recipe.run.inner_steps
         steps = min(filter(None, limits), default=method.sync_every)
         return Budget.of(recipe).within_first_round(steps, method.sync_every)
 
@@ -103,7 +106,7 @@ def parse_arm(text: str) -> tuple[str, str, Flags]:
     """The name, recipe and settings of an arm, from [NAME=]RECIPE[@"--section.key VALUE ..."].
 
     Raises:
-        ValueError: The words behind the @ are not settings.
+        ValueError: The words behind the @ are not settings, or one has no value.
     """
     head, _, tail = text.partition("@")
     name, _, recipe = head.rpartition("=")
@@ -111,17 +114,14 @@ def parse_arm(text: str) -> tuple[str, str, Flags]:
         words = shlex.split(tail)
     except ValueError as error:
         raise ValueError(f"{text!r} has an open quote behind the @; close it") from error
-    pairs = tuple(
-        (flag.removeprefix("--"), value)
-        for flag, value in zip(words[::2], words[1::2], strict=False)
-    )
+    settings, others = take_settings(words)
     require(
-        len(words) % 2 == 0 and all(flag.startswith("--") and "." in flag for flag in words[::2]),
+        not others,
         f'{text!r} must be RECIPE@"--section.key VALUE ...", got {tail!r} behind the @',
     )
-    changes = ", ".join(f"{key} {value}" for key, value in pairs)
+    changes = ", ".join(f"{key} {value}" for key, value in settings)
     stem = Path(recipe).stem
-    return name or (f"{stem}, {changes}" if changes else stem), recipe, pairs
+    return name or (f"{stem}, {changes}" if changes else stem), recipe, tuple(settings)
 
 
 def plan_runs(
