@@ -42,8 +42,8 @@ def with_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     "chosen",
     [
         QUICK,
-        # Nothing is compiled for them, and they take one worker at a time.
-        pytest.param(f"not compiled and not at_once and not ({QUICK})", marks=pytest.mark.nightly),
+        # Nothing is compiled for them.
+        pytest.param(f"not compiled and not ({QUICK})", marks=pytest.mark.nightly),
     ],
     ids=["quick", "others"],
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import fsdp
 from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from adloco.algorithms import optimizer_state
@@ -64,7 +64,7 @@ class OnGpu(Tensor):
         return f"OnGpu({self.numbers})"
 
     def tolist(self) -> Any:
-        host_waits("tolist")
+        host_waits("tolist", getattr(_get_current_dispatch_mode(), "graph", None))
         return self.numbers.tolist()
 
     @classmethod
@@ -75,7 +75,14 @@ class OnGpu(Tensor):
 
 
 class EveryOperation(TorchDispatchMode):
-    """A mode in which operations that make a tensor on a GPU, or pinned memory, are simulated."""
+    """A mode in which operations that make a tensor on a GPU, or pinned memory, are simulated; and
+    captured by a graph, if there is one. Backward passes have the mode of the thread that asks for
+    them.
+    """
+
+    def __init__(self, graph: "Graph | None" = None) -> None:
+        super().__init__()
+        self.graph = graph
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -85,7 +92,7 @@ class EveryOperation(TorchDispatchMode):
         if DTensor in kinds:
             return NotImplemented  # It asks again for its shard.
         if OnGpu in kinds or on_gpu(kwargs.get("device")) or kwargs.get("pin_memory"):
-            return compute(function, args, kwargs)
+            return compute(function, args, kwargs, self.graph)
         return function(*args, **kwargs)
 
 
@@ -102,8 +109,10 @@ def inside(value: Any) -> Any:
     return value.numbers if isinstance(value, OnGpu) else value
 
 
-def compute(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of an operation, on the device that it would be on."""
+def compute(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], graph: "Graph | None" = None
+) -> Any:
+    """The result of an operation, on the device that it would be on; a graph captures it."""
     given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     ours = [each for each in given if isinstance(each, OnGpu)]
     to = kwargs.get("device")
@@ -113,16 +122,16 @@ def compute(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
         if len(places) > 1:
             raise RuntimeError(f"{function} was given tensors on {places}")
     if (ours and function in WAITS) or copies_and_waits(function, args, kwargs):
-        host_waits(str(function))
+        host_waits(str(function), graph)
     own_args, own_kwargs = tree_map(inside, (args, dict(kwargs)))
     if on_gpu(to):
         own_kwargs["device"] = CPU
     pin = own_kwargs.pop("pin_memory", False)
-    if capturing.graph:
-        capturing.graph.before(function, own_args, own_kwargs)
+    if graph:
+        graph.before(function, own_args, own_kwargs)
     result = function(*own_args, **own_kwargs)
-    if capturing.graph:
-        capturing.graph.operations.append((function, own_args, own_kwargs, result))
+    if graph:
+        graph.operations.append((function, own_args, own_kwargs, result))
     if pin:
         pinned.add(result.untyped_storage().data_ptr())
     device = with_index(to) if on_gpu(to) else ours[0].device if ours and to is None else CPU
@@ -157,8 +166,8 @@ def copies_and_waits(function: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return crosses and not (left and is_pinned)
 
 
-def host_waits(why: str) -> None:
-    if capturing.graph or waits.raise_errors:
+def host_waits(why: str, graph: "Graph | None") -> None:
+    if graph or waits.raise_errors:
         raise RuntimeError(f"called a synchronizing CUDA operation: {why}")
 
 
@@ -211,13 +220,13 @@ class Capture:
     """A context in which a graph is captured, with the arguments of torch.cuda.graph."""
 
     def __init__(self, graph: Graph, **settings: Any) -> None:
-        self._graph = graph
+        self._graph, self._mode = graph, EveryOperation(graph)
 
     def __enter__(self) -> None:
-        capturing.graph = self._graph
+        self._mode.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        capturing.graph = None
+        self._mode.__exit__(*error)
         self._graph.end()
 
 
@@ -240,7 +249,6 @@ class Stream:
 
 
 devices = ctypes.CDLL(os.environ["SIMULATED_GPUS"])
-capturing = SimpleNamespace(graph=None)
 pinned: set[int] = set()
 """Addresses of the memory that was asked for as pinned."""
 waits = SimpleNamespace(raise_errors=False)
@@ -337,6 +345,5 @@ def install() -> None:
     # The memory of a simulated tensor is not its own to give back.
     fsdp_param.alloc_storage = fsdp_param.free_storage = lambda tensor: None
     optimizer_state.local = plain_of
-    os.sched_setaffinity(0, [*os.sched_getaffinity(0)][:1])  # Captures of two workers would mix.
     threading.Thread.run = run_thread
     EveryOperation().__enter__()
