@@ -122,7 +122,6 @@ class _Past:
     """The parts of the records so far that the signs need."""
 
     cap: int | None
-    rounds: int = 0
     start: Any = None
     """The train loss of the first round."""
     records: list[Record] = field(default_factory=list)
@@ -134,8 +133,7 @@ class _Past:
 
     def add(self, record: Record) -> None:
         """Take the next record."""
-        self.start = self.start if self.rounds else record["train_loss"]
-        self.rounds += 1
+        self.start = self.start if self.records else record["train_loss"]
         self.records = [*self.records, record][-max(CAP_ROUNDS, 2 * STALL_ROUNDS) :]
         before = self.records[:-COSINE_ROUNDS][-1:]
         for row in (row for record in before for row in record["trainers"]):
@@ -276,7 +274,7 @@ def _of_run(past: _Past) -> Iterator[Sign]:
     window = past.records[-2 * STALL_ROUNDS :]
     losses = [record["train_loss"] for record in window if is_finite(record["train_loss"])]
     if len(losses) == 2 * STALL_ROUNDS:
-        batches = [_trained(record) for record in window]
+        batches = [sum(_numbers([record], None, "trainer_batch")) for record in window]
         before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
         small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
         if after > (1 - STALL_FALL) * before and large >= STALL_GROWTH * small:
@@ -293,7 +291,7 @@ def _of_run(past: _Past) -> Iterator[Sign]:
 
     window, start = past.records[-ABOVE_ROUNDS:], past.start
     losses = [record["train_loss"] for record in window if is_finite(record["train_loss"])]
-    known = past.rounds > ABOVE_ROUNDS == len(losses) and is_finite(start) and start > 0
+    known = len(past.records) > ABOVE_ROUNDS == len(losses) and is_finite(start) and start > 0
     if known and min(losses) > ABOVE_START * start:
         yield past.sign(
             "loss above its start",
@@ -330,23 +328,14 @@ def _of_evaluations(past: _Past) -> Iterator[Sign]:
         )
 
 
-def _numbers(records: Sequence[Record], trainer: int, name: str) -> list[float]:
-    """The finite numbers of a trainer, by round."""
+def _numbers(records: Sequence[Record], trainer: int | None, name: str) -> list[float]:
+    """The finite numbers of a trainer (None: of all), by round."""
     return [
         float(row[name])
         for record in records
         for row in record["trainers"]
-        if row["trainer"] == trainer and is_finite(row.get(name))
+        if trainer in (row["trainer"], None) and is_finite(row.get(name))
     ]
-
-
-def _trained(record: Record) -> float:
-    """Samples of an inner step over all trainers."""
-    return sum(
-        float(row["trainer_batch"])
-        for row in record["trainers"]
-        if is_finite(row.get("trainer_batch"))
-    )
 
 
 def is_finite(number: Any) -> bool:
