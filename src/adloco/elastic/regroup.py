@@ -94,8 +94,11 @@ class Regrouping:
         """Take the run that has begun, or resumes, in this quorum."""
         if self._failure:
             rounds, ranks = run.algorithm.state.rounds_done, run.placement.num_ranks
-            continues = f"{ranks} ranks continue" if ranks > 1 else "one rank continues"
-            run.notices.append(f"{self._failure}; {continues} after round {rounds}")
+            run.notices.append(
+                f"{self._failure}; {ranks} ranks continue after round {rounds}"
+                if ranks > 1
+                else f"{self._failure}; one rank continues after round {rounds}"
+            )
             self._failure = ""
         self._run, self.folder = run, run.folder
         self._opened = self.quorum, run.recipe.method.living_workers
