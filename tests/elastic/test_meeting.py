@@ -32,7 +32,8 @@ from adloco.elastic.store import (
     beat_as_launcher,
     decide,
     end_all,
-    later_quorums,
+    is_decided,
+    read_decision,
     report_start,
 )
 from adloco.elastic.watch import BEAT_SECONDS, BEATS, SILENT_SECONDS, Heartbeats
@@ -55,10 +56,9 @@ def test_those_that_remain_after_a_death_are_numbered_again(store: Any) -> None:
     found = at_once(after(3), after(0), after(2))
     assert [quorum.members for quorum in found] == [(0, 2, 3)] * 3
     assert [(quorum.number, quorum.rank) for quorum in found] == [(1, 2), (1, 0), (1, 1)]
-    assert [(quorum.members, quorum.failed) for quorum in later_quorums(store, 0)] == [
-        ([0, 2, 3], [1])
-    ]
-    assert later_quorums(store, 1) == []
+    decision = read_decision(store, 1)
+    assert (decision.members, decision.failed) == ([0, 2, 3], [1])
+    assert not is_decided(store, 2)
 
 
 def test_a_silent_one_is_left_out_and_told_so_if_it_comes(store: Any) -> None:

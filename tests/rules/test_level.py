@@ -102,11 +102,10 @@ def test_a_single_test_s_noise_is_what_surprises() -> None:
     assert expected.test_variance == pytest.approx(0.01 * PAST_TESTS / (1 + PAST_TESTS))
 
 
-def test_what_has_no_noise_and_what_is_no_number() -> None:
+def test_what_has_no_noise() -> None:
     exact = UNSEEN.seen(0.0, scale=0.0, spread=0.0, tests=1)
     assert (exact.value, exact.factor) == (0.0, 1.0)
     assert exact.later(1.0, wander=1.0).seen(2.0, scale=2.0, spread=0.0, tests=4).value > 1
-    assert exact.seen(math.nan, scale=1.0, spread=0.0, tests=1) == exact
     assert UNSEEN.later(1.0, wander=1.0) == UNSEEN
 
 

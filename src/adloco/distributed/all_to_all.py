@@ -69,7 +69,7 @@ def wait_for(parts: Iterable[Pending]) -> None:
         wait()
 
 
-def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup | None = None) -> None:
+def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> None:
     """Set a tensor to that of rank `source` of the default group, which must be in the group."""
     if not is_staged(tensor, group):
         dist.broadcast(tensor, source, group=group)
@@ -79,7 +79,7 @@ def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup | None = Non
     tensor.copy_(host, non_blocking=True)
 
 
-def is_staged(tensor: Tensor, group: dist.ProcessGroup | None) -> bool:
+def is_staged(tensor: Tensor, group: dist.ProcessGroup) -> bool:
     """True if a tensor goes through the memory of the CPU: from a GPU, by gloo."""
     return tensor.is_cuda and dist.get_backend(group) == dist.Backend.GLOO
 

@@ -16,9 +16,7 @@ STREAMS = 32
 """Streams of a GPU that torch has; a new one is the next of them, in turn."""
 
 
-def autocast(
-    device: torch.device, dtype: torch.dtype | None
-) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """A context for mixed precision in this data type; without one, a context that does nothing."""
     return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
 

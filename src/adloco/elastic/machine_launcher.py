@@ -25,7 +25,8 @@ from adloco.elastic.store import (
     all_have_ended,
     beat_as_launcher,
     end_codes,
-    later_quorums,
+    is_decided,
+    read_decision,
     report_end,
     report_start,
 )
@@ -125,10 +126,11 @@ class _Launcher:
         over = False
         while not over and time.monotonic() < self._deadline:
             beat_as_launcher(self._store, self._place.launcher)
-            for decision in later_quorums(self._store, self._number):
-                self._number, self._newest = self._number + 1, decision
+            while is_decided(self._store, self._number + 1):
+                self._number += 1
+                self._newest = read_decision(self._store, self._number)
                 self._deadline = float("inf")
-                for process in decision.failed:
+                for process in self._newest.failed:
                     self._act(process, Seen.LEFT_OUT)
             if silent.look(self._number, len(self._newest.members)):
                 self._kill(self._newest.members)

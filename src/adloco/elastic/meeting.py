@@ -26,7 +26,6 @@ from adloco.elastic.store import (
     beats_of_launcher,
     decide,
     is_decided,
-    newest_number,
     read_decision,
 )
 from adloco.elastic.watch import SILENT_SECONDS, Silence, beats, known_silent
@@ -143,8 +142,9 @@ def join(process: int) -> Quorum | None:
         RankFailureError: The launcher of this process has ended, or that which keeps the store, or
             the others have taken this process for failed.
     """
-    store, launcher = connect(), os.getppid()
-    number = newest_number(store, 0)
+    store, launcher, number = connect(), os.getppid(), 0
+    while is_decided(store, number + 1):  # Its next quorum comes after the newest.
+        number += 1
     store.set(f"asks-{store.add('asked', 1)}", str(process))
     while True:
         number += 1

@@ -44,19 +44,6 @@ def is_decided(store: Any, number: int) -> bool:
     return bool(store.check([f"quorum-{number}"]))
 
 
-def newest_number(store: Any, number: int) -> int:
-    """The number of the newest quorum, if that of an earlier one is `number`."""
-    while is_decided(store, number + 1):
-        number += 1
-    return number
-
-
-def later_quorums(store: Any, number: int) -> list[Decision]:
-    """Read the decisions after quorum `number`; called by a launcher."""
-    newest = newest_number(store, number)
-    return [read_decision(store, later) for later in range(number + 1, newest + 1)]
-
-
 def report_end(store: Any, process: int, code: int) -> None:
     """Tell the launchers of other machines that a process has ended, and its exit code."""
     store.set(f"ended-{process}", str(code))

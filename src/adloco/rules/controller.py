@@ -91,12 +91,7 @@ class BatchGuards:
 
 
 class BatchController:
-    """Keeps one trainer's requested batch and updates it after each test.
-
-    Args:
-        rule: Decides the batch.
-        guards: Limit what the rule decides.
-    """
+    """Keeps one trainer's requested batch and updates it after each test."""
 
     def __init__(self, rule: BatchRule, guards: BatchGuards) -> None:
         self.rule = rule

@@ -63,10 +63,8 @@ class Sign:
     """A warning about a run."""
 
     kind: str
-    trainer: int | None
+    trainer: int | None = None
     """Whose sign it is; None: of the whole run."""
-    round: int
-    """The round after which the warning is given."""
     since: int
     """The first of the rounds that show the sign."""
     seen: str
@@ -122,7 +120,6 @@ class _Past:
     """The parts of the records so far that the signs need."""
 
     cap: int | None
-    rounds: int = 0
     start: Any = None
     """The train loss of the first round."""
     records: list[Record] = field(default_factory=list)
@@ -134,8 +131,7 @@ class _Past:
 
     def add(self, record: Record) -> None:
         """Take the next record."""
-        self.start = self.start if self.rounds else record["train_loss"]
-        self.rounds += 1
+        self.start = self.start if self.records else record["train_loss"]
         self.records = [*self.records, record][-max(CAP_ROUNDS, 2 * STALL_ROUNDS) :]
         before = self.records[:-COSINE_ROUNDS][-1:]
         for row in (row for record in before for row in record["trainers"]):
@@ -152,27 +148,6 @@ class _Past:
         elif len(losses) > 1:
             self.evaluated = [*self.evaluated, (record, losses)][-GAP_EVALUATIONS:]
 
-    def sign(
-        self,
-        kind: str,
-        seen: str,
-        meaning: str,
-        advice: str,
-        *,
-        since: Record,
-        trainer: int | None = None,
-    ) -> Sign:
-        """A sign after the newest record."""
-        return Sign(
-            kind=kind,
-            trainer=trainer,
-            round=self.records[-1]["round"],
-            since=since["round"],
-            seen=seen,
-            meaning=meaning,
-            advice=advice,
-        )
-
 
 def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
     """The signs of one trainer."""
@@ -181,12 +156,12 @@ def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
 
     newest = _numbers(past.records[-1:], trainer, "cosine_similarity")
     if newest and newest[0] >= COSINE_ALIKE:
-        yield past.sign(
-            "workers alike",
-            f"the pseudo-gradients of trainer {trainer}'s workers are the same",
-            "The workers may have the same samples, so that all but one add nothing",
-            "Let the data's read give each stream samples of its own",
-            since=past.records[-1],
+        yield Sign(
+            kind="workers alike",
+            seen=f"the pseudo-gradients of trainer {trainer}'s workers are the same",
+            meaning="The workers may have the same samples, so that all but one add nothing",
+            advice="Let the data's read give each stream samples of its own",
+            since=past.records[-1]["round"],
             trainer=trainer,
         )
 
@@ -198,14 +173,14 @@ def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
         and fmean(recent) <= min(COSINE_LOW, COSINE_FALL * fmean(first))
         and max(_numbers(window, trainer, "wire_error"), default=0) <= COSINE_ERROR
     ):
-        yield past.sign(
-            "workers disagree",
-            f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
+        yield Sign(
+            kind="workers disagree",
+            seen=f"the cosine of the pseudo-gradients of trainer {trainer}'s workers fell from "
             f"{fmean(first):.2f} in its first {COSINE_ROUNDS} rounds to {fmean(recent):.2f} in "
             f"the last {COSINE_ROUNDS}",
-            "The workers' changes may cancel in the mean, as noise does",
-            "Lower method.sync_every or inner.lr, or let batches be larger",
-            since=window[0],
+            meaning="The workers' changes may cancel in the mean, as noise does",
+            advice="Lower method.sync_every or inner.lr, or let batches be larger",
+            since=window[0]["round"],
             trainer=trainer,
         )
 
@@ -216,13 +191,13 @@ def _of_trainer(past: _Past, trainer: int) -> Iterator[Sign]:
     }
     if any(found.values()):
         worst, count = max(found, key=found.__getitem__), sum(found.values())
-        yield past.sign(
-            "numbers not finite",
-            f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
+        yield Sign(
+            kind="numbers not finite",
+            seen=f"the numbers of trainer {trainer}'s workers were not finite in {count} inner "
             f"steps of a round, {found[worst]} of them worker {worst}'s",
-            "A sample may be bad, or the learning rate too high",
-            "Check the data, or lower inner.lr or method.max_grad_norm",
-            since=past.records[-1],
+            meaning="A sample may be bad, or the learning rate too high",
+            advice="Check the data, or lower inner.lr or method.max_grad_norm",
+            since=past.records[-1]["round"],
             trainer=trainer,
         )
 
@@ -233,25 +208,26 @@ def _of_batches(past: _Past, cap: int, trainer: int) -> Iterator[Sign]:
     requests = _numbers(window, trainer, "requested_batch")
     trained = _numbers(window, trainer, "trainer_batch")
     if len(requests) == CAP_ROUNDS and min(requests) >= cap:
-        yield past.sign(
-            "batch at its cap",
-            f"trainer {trainer} has requested batch.maximum = {cap} samples in {CAP_ROUNDS} "
+        yield Sign(
+            kind="batch at its cap",
+            seen=f"trainer {trainer} has requested batch.maximum = {cap} samples in {CAP_ROUNDS} "
             "rounds in a row",
-            "The batch rule may decide nothing any more, and training is that of a constant batch",
-            "Raise batch.maximum, or batch.eta so that the rule asks for less",
-            since=window[0],
+            meaning="The batch rule may decide nothing any more, and training is that of a "
+            "constant batch",
+            advice="Raise batch.maximum, or batch.eta so that the rule asks for less",
+            since=window[0]["round"],
             trainer=trainer,
         )
     elif len(requests) == len(trained) == CAP_ROUNDS and all(
         asked > CLIPPED * used for asked, used in zip(requests, trained, strict=True)
     ):
-        yield past.sign(
-            "batch at its cap",
-            f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
+        yield Sign(
+            kind="batch at its cap",
+            seen=f"trainer {trainer} requests {requests[-1]:.0f} samples and trains on "
             f"{trained[-1]:.0f}, less than half, in {CAP_ROUNDS} rounds in a row",
-            "What fits in memory may decide the batch, not the batch rule",
-            "Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
-            since=window[0],
+            meaning="What fits in memory may decide the batch, not the batch rule",
+            advice="Raise switch.max_micro_batch if memory allows, or set switch.mode to always",
+            since=window[0]["round"],
             trainer=trainer,
         )
 
@@ -259,14 +235,14 @@ def _of_batches(past: _Past, cap: int, trainer: int) -> Iterator[Sign]:
     requests = _numbers(window, trainer, "requested_batch")
     if len(requests) > 1 and requests[-1] >= EXPLODING_FACTOR * max(1.0, min(requests)):
         first, last = window[0]["round"], window[-1]["round"]
-        yield past.sign(
-            "request exploding",
-            f"the request of trainer {trainer} rose from {min(requests):.0f} to "
+        yield Sign(
+            kind="request exploding",
+            seen=f"the request of trainer {trainer} rose from {min(requests):.0f} to "
             f"{requests[-1]:.0f} samples between rounds {first} and {last}",
-            "batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that the "
-            "jump says nothing about the gradient",
-            "Set batch.max_growth to 2, or raise batch.eta or test.steps",
-            since=window[0],
+            meaning="batch.eta may be too small, or the estimate of |G|^2 lost in noise, so that "
+            "the jump says nothing about the gradient",
+            advice="Set batch.max_growth to 2, or raise batch.eta or test.steps",
+            since=window[0]["round"],
             trainer=trainer,
         )
 
@@ -276,32 +252,33 @@ def _of_run(past: _Past) -> Iterator[Sign]:
     window = past.records[-2 * STALL_ROUNDS :]
     losses = [record["train_loss"] for record in window if is_finite(record["train_loss"])]
     if len(losses) == 2 * STALL_ROUNDS:
-        batches = [_trained(record) for record in window]
+        batches = [sum(_numbers([record], None, "trainer_batch")) for record in window]
         before, after = fmean(losses[:STALL_ROUNDS]), fmean(losses[STALL_ROUNDS:])
         small, large = fmean(batches[:STALL_ROUNDS]), fmean(batches[STALL_ROUNDS:])
         if after > (1 - STALL_FALL) * before and large >= STALL_GROWTH * small:
-            yield past.sign(
-                "loss stalled while batches grow",
-                f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of the "
-                f"{STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} samples "
-                f"instead of {small:.0f}",
-                "The added samples may buy nothing: the learning rate is too low or too high for "
-                "the batch, or the model has learnt what it can",
-                "Try another inner.lr or a lower batch.maximum, or end the run",
-                since=window[STALL_ROUNDS],
+            yield Sign(
+                kind="loss stalled while batches grow",
+                seen=f"the train loss of the last {STALL_ROUNDS} rounds is {after:.4f}, that of "
+                f"the {STALL_ROUNDS} before is {before:.4f}, and an inner step has {large:.0f} "
+                f"samples instead of {small:.0f}",
+                meaning="The added samples may buy nothing: the learning rate is too low or too "
+                "high for the batch, or the model has learnt what it can",
+                advice="Try another inner.lr or a lower batch.maximum, or end the run",
+                since=window[STALL_ROUNDS]["round"],
             )
 
     window, start = past.records[-ABOVE_ROUNDS:], past.start
     losses = [record["train_loss"] for record in window if is_finite(record["train_loss"])]
-    known = past.rounds > ABOVE_ROUNDS == len(losses) and is_finite(start) and start > 0
+    known = len(past.records) > ABOVE_ROUNDS == len(losses) and is_finite(start) and start > 0
     if known and min(losses) > ABOVE_START * start:
-        yield past.sign(
-            "loss above its start",
-            f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it was "
-            f"more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round",
-            "The run may have diverged: the learning rate is too high, or the data has changed",
-            "Begin again with a lower inner.lr or method.max_grad_norm",
-            since=window[0],
+        yield Sign(
+            kind="loss above its start",
+            seen=f"the train loss is {losses[-1]:.4f}, and in {ABOVE_ROUNDS} rounds in a row it "
+            f"was more than {ABOVE_START - 1:.0%} above {start:.4f}, that of the first round",
+            meaning="The run may have diverged: the learning rate is too high, or the data "
+            "has changed",
+            advice="Begin again with a lower inner.lr or method.max_grad_norm",
+            since=window[0]["round"],
         )
 
     if len(past.evaluated) == GAP_EVALUATIONS:
@@ -317,36 +294,28 @@ def _of_evaluations(past: _Past) -> Iterator[Sign]:
     away = _numbers(window, worst, "distance_to_mean")
     grows = len(away) == GAP_EVALUATIONS and away[-1] > away[0]
     if grows and min(gaps) >= GAP and gaps[-1] >= gaps[0]:
-        yield past.sign(
-            "trainers diverge",
-            f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} above "
-            f"{losses[best]:.4f} of trainer {best}, and its parameters are {away[-1]:.1%} away "
-            f"from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago the widest gap "
-            f"was {gaps[0]:.0%}, and it was {away[0]:.1%} away",
-            "One trainer may be stuck or unstable; a merge of models so far apart can be worse "
-            "than either",
-            "Merge earlier (merge.first_round) or more often (merge.every), or lower inner.lr",
-            since=window[0],
+        yield Sign(
+            kind="trainers diverge",
+            seen=f"the validation loss of trainer {worst} is {losses[worst]:.4f}, {gaps[-1]:.0%} "
+            f"above {losses[best]:.4f} of trainer {best}, and its parameters are {away[-1]:.1%} "
+            f"away from the mean of all trainers; {GAP_EVALUATIONS - 1} evaluations ago the widest "
+            f"gap was {gaps[0]:.0%}, and it was {away[0]:.1%} away",
+            meaning="One trainer may be stuck or unstable; a merge of models so far apart can be "
+            "worse than either",
+            advice="Merge earlier (merge.first_round) or more often (merge.every), or lower "
+            "inner.lr",
+            since=window[0]["round"],
         )
 
 
-def _numbers(records: Sequence[Record], trainer: int, name: str) -> list[float]:
-    """The finite numbers of a trainer, by round."""
+def _numbers(records: Sequence[Record], trainer: int | None, name: str) -> list[float]:
+    """The finite numbers of a trainer (None: of all), by round."""
     return [
         float(row[name])
         for record in records
         for row in record["trainers"]
-        if row["trainer"] == trainer and is_finite(row.get(name))
+        if trainer in (row["trainer"], None) and is_finite(row.get(name))
     ]
-
-
-def _trained(record: Record) -> float:
-    """Samples of an inner step over all trainers."""
-    return sum(
-        float(row["trainer_batch"])
-        for row in record["trainers"]
-        if is_finite(row.get("trainer_batch"))
-    )
 
 
 def is_finite(number: Any) -> bool:

@@ -72,18 +72,14 @@ class Level:
     def seen(self, value: float, *, scale: float, spread: float, tests: float) -> "Level":
         """The level after the tests of a round whose noise is added to it.
 
-        A value that is not finite changes nothing.
-
         Args:
             value: The mean of what the tests measured, which may be negative.
             scale: The size that the noise of a test is in proportion to; at least 0.
             spread: Variance of the tests' values around their mean.
             tests: How many tests; at least 1.
         """
-        if not math.isfinite(value + scale + spread):
-            return self
         if scale == 0:
-            return self._exactly(value)
+            return self._zero()
         test_variance = self._noise(spread, tests, value, scale)
         error = scale * math.sqrt(test_variance / tests)
         if self.log_mean is None or self.log_mean == -math.inf:
@@ -103,10 +99,8 @@ class Level:
             value: The mean of what the tests measured; at least 0.
             spread, tests: As for `seen`.
         """
-        if not math.isfinite(value + spread):
-            return self
         if value <= 0:
-            return self._exactly(0.0)
+            return self._zero()
         test_variance = self._noise(spread, tests, value, value)
         variance = math.log1p(test_variance / tests)
         found = math.log(value) + variance / 2
@@ -119,10 +113,9 @@ class Level:
             test_variance=test_variance,
         )
 
-    def _exactly(self, value: float) -> "Level":
+    def _zero(self) -> "Level":
         """The level after a test without noise: of equal gradients, or of none."""
-        exact = math.log(value) if value > 0 else -math.inf
-        return replace(self, log_mean=exact, log_variance=0.0)
+        return replace(self, log_mean=-math.inf, log_variance=0.0)
 
     def _noise(self, spread: float, tests: float, value: float, scale: float) -> float:
         """A test's relative variance, from the spread of these tests and from earlier rounds.

@@ -161,9 +161,8 @@ class SwitchMode:
             The whole request, or what fits in one pass of all workers if that is less and the
             trainer does not accumulate.
         """
-        if self._accumulates(requested, workers, ranks):
-            return requested
-        return min(requested, workers * ranks * self.b_max)
+        most = self.most_per_worker(requested, workers, ranks)
+        return requested if most is None else min(requested, workers * most)
 
     def most_per_worker(self, requested: int, workers: int, ranks: int) -> int | None:
         """Most samples that one worker may take: what fits in one pass of its ranks.
@@ -171,12 +170,11 @@ class SwitchMode:
         None if the trainer accumulates, because nothing has to fit in one pass then. The arguments
         are those of `clipped`.
         """
-        return None if self._accumulates(requested, workers, ranks) else ranks * self.b_max
-
-    def _accumulates(self, requested: int, workers: int, ranks: int) -> bool:
-        if self.mode == "switch":
-            return requested > self.multiplier * (workers * ranks * self.b_max)
-        return self.mode == "always"
+        if self.mode == "always":
+            return None
+        fits = ranks * self.b_max
+        accumulates = self.mode == "switch" and requested > self.multiplier * (workers * fits)
+        return None if accumulates else fits
 
     def plan(self, share: int, ranks: int = 1) -> BatchPlan:
         """The micro-batches of a worker's inner step.

@@ -87,12 +87,8 @@ def state_kept() -> Iterator[None]:
 
 
 def _opened(name: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Tracker:
-    """Start the tracker of this name in accelerate and give it the settings.
-
-    Args:
-        name: Key in accelerate's `LOGGER_TYPE_TO_CLASS`.
-        settings: Every setting by `section.key`.
-        options: Arguments of the tracker's class.
+    """Start the tracker of this name in accelerate, with these arguments of its class, and give it
+    the settings.
     """
     from accelerate.state import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS

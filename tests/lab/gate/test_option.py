@@ -84,7 +84,7 @@ def test_a_worker_that_is_left_out_is_named() -> None:
     rows = [{"worker": 4, "trainer": 0, "syncs_left_out": 0}, {"worker": 5, "trainer": 0} | found]
     record = {"round": 1, "workers": rows}
     (sign,) = Gate.signs(record)
-    assert (sign.kind, sign.trainer, sign.round) == ("worker 5 left out", 0, 1)
+    assert (sign.kind, sign.trainer, sign.since) == ("worker 5 left out", 0, 1)
     assert sign.seen.endswith("is 104 times the median of the workers that it is compared with")
     (event,) = Gate.events(record)
     assert event.startswith("worker 5 of trainer 0 was left out of 1 sync, ")

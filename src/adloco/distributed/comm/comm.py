@@ -80,12 +80,12 @@ class Comm:
     ) -> None:
         """
         Args:
-            transfers: Runs exchanges in the background; None: in `Work.wait`.
+            transfers: Runs exchanges in the background; None: some of its own.
             pool: Memory for buckets; None: a pool of its own.
         """
         self.num_workers = islands.num_workers
         self._islands = islands
-        self._transfers = transfers
+        self._transfers = transfers or Transfers(torch.device("cpu"))
         self._pool = pool or BufferPool()
 
     def mean(
@@ -117,7 +117,7 @@ class Comm:
         began, islands = time.monotonic(), self._islands
         transfers = self._transfers if overlapped else None
         if not overlapped:
-            self._finish_transfers()
+            self._transfers.finish()
         exchange: PlainSum | CompressedSum
         if given.wire is not None and self.num_workers > 1:
             exchange = CompressedSum(given, given.wire, islands)
@@ -139,7 +139,7 @@ class Comm:
         islands, results = self._islands, list(tensors)
         if islands.me is None or not receivers or self.num_workers == 1:
             return results
-        self._finish_transfers()
+        self._transfers.finish()
         sent_bytes = 0
         for sharded, indices in bucket_indices(tensors):
             if islands.group is None:
@@ -159,7 +159,3 @@ class Comm:
                 results[index] = with_local(view, like=tensors[index])
         islands.traffic.add(sent_bytes, self.num_workers - 1)
         return results
-
-    def _finish_transfers(self) -> None:
-        if self._transfers:
-            self._transfers.finish()

@@ -47,7 +47,7 @@ def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
     pings = _pings(links)
     size = SMALLEST_BYTES
     received = _shift(ranks, size)
-    while max(received.values()) < ENOUGH_SECONDS and size < LARGEST_BYTES:
+    while max(received) < ENOUGH_SECONDS and size < LARGEST_BYTES:
         size *= GROWTH
         received = _shift(ranks, size)
     repeated = [received, *(_shift(ranks, size) for _ in range(REPEATS - 1))]
@@ -68,9 +68,9 @@ def measure_links(ranks: Sequence[int]) -> list[MeasuredLink]:
     return measured
 
 
-def _pings(links: Sequence[tuple[int, int]]) -> dict[int, tuple[float, float]]:
-    """Source of each link -> seconds of the shortest round trip, and by how much the target's clock
-    is ahead.
+def _pings(links: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+    """For each rank, of the link that begins there: seconds of the shortest round trip, and by how
+    much the target's clock is ahead.
     """
     rank, mine = this_rank(), (0.0, 0.0)
     for source, target in links:
@@ -80,12 +80,13 @@ def _pings(links: Sequence[tuple[int, int]]) -> dict[int, tuple[float, float]]:
             for _ in range(PINGS):
                 _answer(source)
         dist.barrier()  # One link at a time.
-    found = all_states(mine)
-    return {source: found[source] for source, _ in links}
+    return all_states(mine)
 
 
-def _shift(ranks: Sequence[int], size: int) -> dict[int, float]:
-    """Send so many bytes over all links at once: rank -> seconds until it had received them."""
+def _shift(ranks: Sequence[int], size: int) -> list[float]:
+    """Send so many bytes over all links at once; for each rank, the seconds until it had received
+    them, 0 if it is not in the ring.
+    """
     seconds, takes_part = 0.0, this_rank() in ranks
     if takes_part:
         place = ranks.index(this_rank())
@@ -99,8 +100,7 @@ def _shift(ranks: Sequence[int], size: int) -> dict[int, float]:
         seconds = time.perf_counter() - began
         assert sending is not None, "this rank is in the group"
         sending.wait()
-    found = all_states(seconds)
-    return {rank: found[rank] for rank in ranks}
+    return all_states(seconds)
 
 
 def _ping(target: int) -> tuple[float, float]:

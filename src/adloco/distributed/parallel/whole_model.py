@@ -38,9 +38,7 @@ class WholeModel(Engine):
             fill_whole(model, fill)
         model.to(device)
         self._ddp = self._replicated(model, island) if island else None
-        owners = MatrixOwners(
-            island.traffic if island else Traffic(), replicas=island.group if island else None
-        )
+        owners = MatrixOwners(island.traffic, island.group) if island else MatrixOwners(Traffic())
         super().__init__(self._ddp or model, island, owners, compile)
 
     def _replicated(self, model: nn.Module, island: IslandGroup) -> DistributedDataParallel:

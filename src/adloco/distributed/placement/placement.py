@@ -107,14 +107,13 @@ class Placement:
         self._island_group: IslandGroup | None = None
         if not self._alone:
             self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+            # Every rank has the same intra-operator threads, however many workers it hosts, because
+            # the numbers must not depend on the placement.
+            torch.set_num_threads(1)
         self._num_islands = self.num_ranks // self.ranks_per_worker
         self._island, self._position = divmod(self.rank, self.ranks_per_worker)
         if self.ranks_per_worker > 1:
             self._make_island_groups(replicas)
-        if not self._alone:
-            # Every rank has the same intra-operator threads, however many workers it hosts, because
-            # the numbers must not depend on the placement.
-            torch.set_num_threads(1)
 
     @property
     def workers(self) -> list[int] | None:

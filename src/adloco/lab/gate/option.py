@@ -102,7 +102,6 @@ class Gate(Option):
                 yield Sign(
                     kind=f"worker {row['worker']} left out",
                     trainer=row["trainer"],
-                    round=record["round"],
                     since=record["round"],
                     # Those of its island alone, if islands have texts of their own.
                     seen=f"the norm of its pseudo-gradient is {row['relative_norm']:.3g} times the "
