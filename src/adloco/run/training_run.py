@@ -351,7 +351,7 @@ class TrainingRun:
         try:
             size = self._next_round()
             last = self._budget.ends_after(self.algorithm.state, size)
-            with self.saving.overdue(self.recipe.run.checkpoint_seconds, self.pause):
+            with self.saving.overdue(self.recipe.run.checkpoint_seconds, self.algorithm.stop):
                 return self.algorithm.round(
                     size.steps, self._memory.phase, final_samples=size.final, last=last
                 )
@@ -372,10 +372,6 @@ class TrainingRun:
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` continues from there."""
         self._told = True
-        self.algorithm.stop()
-
-    def pause(self) -> None:
-        """Save a checkpoint after the inner steps in progress, and continue the round."""
         self.algorithm.stop()
 
     @property
