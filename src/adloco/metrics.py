@@ -171,9 +171,7 @@ def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> lis
     """The loss, and the other measures that follow from it or that some record has: with some
     tokenizers there are no others.
 
-    Args:
-        measures: What the task measures in an evaluation, the loss first.
-        records: The lines of metrics.jsonl.
+    measures: What the task measures in an evaluation, the loss first.
     """
     loss, *others = measures
     known = [
@@ -205,10 +203,7 @@ def values(
 ) -> list[list[Any]]:
     """The metric's numbers in each round, without null.
 
-    Args:
-        metric: The metric.
-        records: The lines of metrics.jsonl.
-        number: The trainer, worker or island whose numbers to take; None for all.
+    number: The trainer, worker or island whose numbers to take; None for all.
     """
     name, per = metric.name, metric.per
     return [

@@ -67,9 +67,7 @@ def check_alike(
     """Refuse models or settings that differ between workers: copies would repeat tensors or mix
     them up, and syncs would meet those of other steps.
 
-    Args:
-        models: The model of each worker here, by id.
-        settings: Those of this process, by name.
+    models: Of the workers here, by id.
     """
     rank = f" on rank {placement.rank}" if placement.ranks_per_worker > 1 else ""
     mine = [

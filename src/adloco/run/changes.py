@@ -58,8 +58,7 @@ def changed_settings(
 
     Args:
         recipe: The recipe with the flags of this resume.
-        begun: Settings of the run at the checkpoint, by section.key.
-        rounds: Complete rounds at the checkpoint.
+        begun, rounds: Settings and complete rounds of the run at the checkpoint.
 
     Raises:
         ValueError: A setting that may only grow would take back what the run has left out.

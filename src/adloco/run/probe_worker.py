@@ -177,7 +177,6 @@ def measure_throughput(
     Args:
         micro_batches: The sizes to measure, in samples of each rank.
         on_micro_batch: Called with each size before it is measured.
-        clock: As in `ProbeWorker`.
 
     Raises:
         ValueError: A size does not fit in memory, or there is too little data.

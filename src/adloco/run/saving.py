@@ -39,7 +39,6 @@ class Saving:
     ) -> None:
         """
         Args:
-            keep: Checkpoints to keep.
             spared: Tells from the names of all checkpoints which one to keep besides; empty: none.
             before_run: Called before the part `run` is written, in the thread that writes.
             resume: The command or call that resumes the run.

@@ -79,12 +79,7 @@ class TrainingRun:
     """One run in its folder."""
 
     def __init__(self, parts: Opened, folder: Path, copies: Copies | None) -> None:
-        """Build the trainers and their models, and write nothing.
-
-        Args:
-            parts: From `prepare_run`.
-            copies: Keeps copies of the run's state in memory; None: there are none.
-        """
+        """Build the trainers and their models, and write nothing; `copies` as in `create`."""
         self.recipe = recipe = parts.recipe
         self.folder = folder
         self.placement = placement = parts.placement
