@@ -84,6 +84,7 @@ class ProbeWorker:
         task = RoundTask(
             trainer=0,
             plan=plan,
+            final_plan=plan,
             inner_steps=ends[-1],
             first_step=0,
             lr_factor=lambda step: 0.0,  # The same work, and no loss that diverges.
