@@ -49,12 +49,10 @@ def text_of(lines: Iterable[Record]) -> str:
 
 
 def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
-    """The complete lines of a file, one after another; none if there is no file.
+    """The complete lines of a file, one after another; none if there is no file, ValueError at a
+    line that is damaged.
 
     kind: A type from `record_types`, which says what a line must have.
-
-    Raises:
-        ValueError: A line is damaged.
     """
     if not _there(file):
         return

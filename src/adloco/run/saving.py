@@ -258,11 +258,8 @@ class Copies(Protocol):
         """True if this run makes copies."""
 
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
-        """True if copies are to be made after a round.
-
-        Args:
-            saves: True if a checkpoint is written after it.
-            last: True if it is the run's last.
+        """True if copies are to be made after a round, after which a checkpoint is written
+        (`saves`), or which is the run's last.
         """
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> None:
