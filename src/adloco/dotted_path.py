@@ -13,8 +13,7 @@ def load_object(path: str) -> Any:
 
     A run's folder is not searched: it may be somebody else's, and be read by any command.
 
-    Args:
-        path: `module:name`, for instance `mypackage.rules:MyRule`.
+    path: `module:name`, for instance `mypackage.rules:MyRule`.
 
     Raises:
         ValueError: The path has another form, or the module or the name cannot be found.

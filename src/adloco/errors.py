@@ -24,11 +24,8 @@ class SettingError(ValueError):
     A class of settings does not know which section of a recipe it is, so its errors name settings
     as the class does; `named` names them as the recipe does.
 
-    Args:
-        owner: The object whose field the setting is.
-        field: The setting's name.
-        problem: The rest of the sentence. In it, {name} is the name of another setting of the
-            owner, and {name=} its name and value.
+    problem: The rest of the sentence. In it, {name} is the name of another setting of the owner,
+        and {name=} its name and value.
     """
 
     def __init__(self, owner: Any, field: str, problem: str) -> None:

@@ -18,8 +18,7 @@ OFFLINE = f"HF_HUB_OFFLINE is set, {NOT_THERE}"
 def hub_asked(name: str) -> Iterator[str]:
     """Let clients of the hub take only what was downloaded before, if the hub does not answer.
 
-    Args:
-        name: What is wanted: a name at the hub, or a folder, for which the hub is not asked.
+    name: What is wanted: a name at the hub, or a folder, for which the hub is not asked.
 
     Yields:
         `SILENT` or `OFFLINE` if it does not answer or is not to be asked, for the message about a

@@ -8,18 +8,12 @@ Importing torch takes seconds. Such a module writes `from adloco.late import tor
 import importlib
 from typing import TYPE_CHECKING, Any
 
-
-class Late:
-    """A module that is imported when one of its attributes is first read."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
-
-
 if TYPE_CHECKING:
     import torch as torch
 else:
-    torch = Late("torch")
+
+    class _Torch:
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(importlib.import_module("torch"), attribute)
+
+    torch = _Torch()

@@ -96,8 +96,6 @@ class Metric:
 
 COUNT, RATIO = Unit(""), Unit("", ",.1f", shown="x")
 TOKENS, SAMPLES, NATS = Unit("tokens"), Unit("samples"), Unit("nats", ".4f")
-SECONDS, MEMORY = (
-    Unit("seconds", ",.1f", shown="s"),
-    Unit("bytes", ",.0f", shown="MiB", scale=2**20),
-)
+SECONDS = Unit("seconds", ",.1f", shown="s")
+MEMORY = Unit("bytes", ",.0f", shown="MiB", scale=2**20)
 TRAFFIC = Unit("bytes", ",.1f", shown="MB", scale=1e6)

@@ -157,32 +157,21 @@ def clipped_by(row: Mapping[str, Any], cap: int | None) -> str:
     return "batch.maximum" if capped else ""
 
 
-def validation(measure: Metric, per: Per = "round", *, panel: str | None = None) -> Metric:
+def validation(measure: Metric, per: Per = "round") -> Metric:
     """The metric `val_NAME` under which a task's measure is recorded.
 
-    Args:
-        measure: What the task measures.
-        per: "round" for the best trainer's value, "trainer" for each trainer's, "island" for that
-            of each island's text.
-        panel: Name of another panel than the measure's own.
+    per: "round" for the best trainer's value, "trainer" for each trainer's, "island" for that of
+        each island's text.
     """
-    panel = measure.panel if panel is None else panel
-    return replace(
-        measure,
-        name=f"val_{measure.name}",
-        label=f"validation {measure.label}",
-        per=per,
-        panel=panel,
-    )
+    name, label = f"val_{measure.name}", f"validation {measure.label}"
+    return replace(measure, name=name, label=label, per=per)
 
 
 def known_measures(measures: Sequence[Metric], records: Sequence[Record]) -> list[Metric]:
     """The loss, and the other measures that follow from it or that some record has: with some
     tokenizers there are no others.
 
-    Args:
-        measures: What the task measures in an evaluation, the loss first.
-        records: The lines of metrics.jsonl.
+    measures: What the task measures in an evaluation, the loss first.
     """
     loss, *others = measures
     known = [
@@ -214,10 +203,7 @@ def values(
 ) -> list[list[Any]]:
     """The metric's numbers in each round, without null.
 
-    Args:
-        metric: The metric.
-        records: The lines of metrics.jsonl.
-        number: The trainer, worker or island whose numbers to take; None for all.
+    number: The trainer, worker or island whose numbers to take; None for all.
     """
     name, per = metric.name, metric.per
     return [

@@ -52,9 +52,7 @@ def setting(
 ) -> Any:
     """A field of a dataclass of settings, with its facts; see `Facts`.
 
-    Args:
-        default: The default value.
-        factory: Makes the default value, in the place of `default`.
+    factory: Makes the default value, in the place of `default`.
     """
     facts = Facts(
         resume=resume, of_rank=of_rank, traceless=traceless, equal=equal, aliases=aliases, code=code

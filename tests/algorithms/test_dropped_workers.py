@@ -106,7 +106,8 @@ def test_those_that_are_left_do_not_take_the_last_samples_of_a_dropped_trainer()
 def test_those_that_are_left_without_weight_count_alike() -> None:
     """A gate may have left them out of the last sync, before the others were dropped."""
     run = run_with(9, (1,))
-    ((_, _, shares, _),) = run.state.synced({0: 0.0, 2: 0.0}, run.placement)
+    run.state.weights = {0: 0.0, 2: 0.0}
+    ((_, _, shares, _),) = run.state.synced(run.placement)
     assert shares == [0.5, 0.5]
 
 

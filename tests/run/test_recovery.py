@@ -78,7 +78,7 @@ def test_the_newest_good_checkpoint_is_found(kind: str, tmp_path: Path) -> None:
         save(tmp_path, number)
     text = damage(kind, tmp_path / "round-4")
     damage("flipped", tmp_path / "round-3")
-    found = load_newest_good(tmp_path, OneProcess(), WORKERS)
+    found = load_newest_good(tmp_path, OneProcess(), WORKERS, {})
     assert found.checkpoint.name == "round-2"
     assert {part: state["round"] for part, state in found.parts.items()} == dict.fromkeys(PARTS, 2)
     assert clear_unusable(tmp_path, found, OneProcess())[0] == (
@@ -88,12 +88,12 @@ def test_the_newest_good_checkpoint_is_found(kind: str, tmp_path: Path) -> None:
     assert [path.name for path in list_all(tmp_path)] == ["round-1", "round-2"]
     # Of the same round, damaged again.
     damage(kind, save(tmp_path, 4))
-    clear_unusable(tmp_path, load_newest_good(tmp_path, OneProcess(), WORKERS), OneProcess())
+    clear_unusable(tmp_path, load_newest_good(tmp_path, OneProcess(), WORKERS, {}), OneProcess())
     assert not (tmp_path / "round-4").exists()
     for name in ("round-1", "round-2"):
         flip(tmp_path / name / "run.json")
     with pytest.raises(ValueError, match=r"no checkpoint in .* is good \(round-2: run.json does"):
-        load_newest_good(tmp_path, OneProcess(), WORKERS)
+        load_newest_good(tmp_path, OneProcess(), WORKERS, {})
     assert len(list_all(tmp_path)) == 2, "nothing is renamed then"
 
 
@@ -102,7 +102,7 @@ def test_a_save_that_was_cut_off_does_not_count(written: Sequence[str], tmp_path
     """Killed between two parts: on another island, or on that of rank 0."""
     save(tmp_path, 1)
     cut = save(tmp_path, 2, written)
-    found = load_newest_good(tmp_path, OneProcess(), WORKERS)
+    found = load_newest_good(tmp_path, OneProcess(), WORKERS, {})
     assert found.checkpoint.name == "round-1"
     (lacks,) = {*PARTS} - {*written}
     assert clear_unusable(tmp_path, found, OneProcess()) == [
@@ -122,7 +122,7 @@ def test_parts_of_different_saves_make_no_checkpoint(part: str, tmp_path: Path) 
     """One was copied by hand, with its checksums."""
     first, second, third = (save(tmp_path, number) for number in (1, 2, 3))
     copied(part, second, third)
-    found = load_newest_good(tmp_path, OneProcess(), WORKERS)
+    found = load_newest_good(tmp_path, OneProcess(), WORKERS, {})
     assert found.checkpoint == second
     others = PARTS[1:] if part == "run" else [part]
     wrong = "; ".join(f"{each} is of another save than run" for each in others)
@@ -136,7 +136,7 @@ def found_by_a_rank(folders: list[Path]) -> tuple[str, list[str], int]:
     """What a rank that reads its own folder continues from, and the bytes it has received."""
     try:
         placement = place(2)
-        found = load_newest_good(folders[this_rank()], placement, WORKERS)
+        found = load_newest_good(folders[this_rank()], placement, WORKERS, {})
         clear_unusable(folders[this_rank()], found, placement)
     except ValueError as error:
         return str(error), [], 0
@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_version_is_not_set_aside(
         later.setattr(part_file, "FORMAT", "adloco checkpoint 99")
         save(tmp_path, 1)
     with pytest.raises(ValueError, match="has format 'adloco checkpoint 99'"):
-        load_newest_good(tmp_path, OneProcess(), WORKERS)
+        load_newest_good(tmp_path, OneProcess(), WORKERS, {})
 
 
 def test_a_damaged_run_resumes_bit_for_bit(

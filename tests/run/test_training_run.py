@@ -467,7 +467,7 @@ def test_a_checkpoint_within_a_round_changes_nothing_and_is_resumed(
         next(rounds)
     passes = itertools.count(1)
     hook = run.algorithm.workers[0].model.register_forward_pre_hook(
-        lambda model, inputs: run.pause() if next(passes) == 2 else None
+        lambda model, inputs: run.algorithm.stop() if next(passes) == 2 else None
     )
     next(rounds)
     run.saving.wait()
@@ -497,7 +497,7 @@ def paused_and_stopped(words: list[str]) -> list[float]:
     def act(model: Any, inputs: Any) -> None:
         number = next(passes)
         if number in (6, 10):  # Rounds have four steps.
-            (run.pause if number == 6 else run.stop)()
+            (run.algorithm.stop if number == 6 else run.stop)()
 
     worker = next(iter(run.algorithm.workers.values()))
     worker.model.register_forward_pre_hook(act)

@@ -126,9 +126,8 @@ class AdLoCo:
             ids = range(begin, begin + method.workers_per_trainer)
             if living := [worker for worker in ids if worker in method.living_workers]:
                 self.state.trainers[trainer] = self._new_trainer(trainer, living)
-        outers = [trainer.outer.optimizer for trainer in self.state.trainers.values()]
-        optimizers = [*first.optimizers, *(outer for outer in outers if outer)]
-        check_shards(optimizers, self.placement.shards)
+        outers = (trainer.outer.optimizer for trainer in self.state.trainers.values())
+        check_shards([*first.optimizers, *filter(None, outers)], self.placement.shards)
         self._bytes_before = self.placement.total_bytes()
 
     def rounds(self, count: int) -> Iterator[RoundReport]:

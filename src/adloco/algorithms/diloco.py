@@ -24,7 +24,6 @@ from adloco.algorithms.replica_checks import (
     check_islands,
     check_same_shards,
     check_wrappers,
-    sent_by,
     warn_if_alike,
 )
 from adloco.distributed.dtensor import shard_of
@@ -108,11 +107,14 @@ class DiLoCo:
         )
         check_wrappers(self.models, self.placement)
         self._schedule = [self.sync_every, str(self._syncing.streaming)]
+        sent = "none"
+        if wire:
+            sent = f"{type(wire).__name__}, {wire.block_bytes} bytes for {wire.block} values"
         shared = {
             "the outer optimizer": str(outer if isinstance(outer, OuterOptimizer) else type(outer)),
             "sync_every": str(sync_every),
             "streaming": str(self._syncing.streaming),
-            "the wire format": sent_by(wire),
+            "the wire format": sent,
             "error feedback": str(self._syncing.feedback),
         }
         check_alike(dict(zip(self._here, self.models, strict=True)), shared, self.placement)

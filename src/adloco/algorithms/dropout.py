@@ -108,19 +108,14 @@ class OwnDropout(TorchFunctionMode):
                 tensor.repeat_interleave(query.size(-3) // tensor.size(-3), -3)
                 for tensor in (key, value)
             )
-        scores = (
-            query
-            @ key.transpose(-2, -1)
-            * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
-        )
+        scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+        scores = query @ key.transpose(-2, -1) * scale
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None:
-            scores = (
-                scores.masked_fill(~attn_mask, -math.inf)
-                if attn_mask.dtype == torch.bool
-                else scores + attn_mask
-            )
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
         # A query that may attend to nothing (padding) gets zeros, as from the fused operator.
         weights = scores.softmax(-1).masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
         return self._dropout(weights, dropout_p) @ value

@@ -44,11 +44,6 @@ class Measurement(Protocol):
     def backward(self, plan: BatchPlan, passes: Passes, engine: Engine) -> tuple[Tensor, Moments]:
         """Compute the gradients of a test step, which are left in `grad`, and its statistics.
 
-        Args:
-            plan: The micro-batches of the step, which are the groups.
-            passes: Runs the forward and backward passes.
-            engine: The worker's model on the ranks of its island.
-
         Returns:
             (parts of the mean loss of this rank's micro-batches, moments of the whole worker).
         """

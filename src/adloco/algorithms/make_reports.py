@@ -107,15 +107,13 @@ def report_trainer(
     base_rate: float,
     distance: float | None,
 ) -> TrainerReport:
-    """The report of a trainer after its sync.
+    """The report of a trainer after its sync, whose controller has seen the round's test.
 
     Args:
-        trainer: The trainer, whose controller has seen the round's test.
         requested_batch: Its requested batch in this round.
-        tasks: The tasks of its workers.
-        done: Their numbers of the round, in the same order.
+        tasks, done: What its workers had to do and have done, in the same order.
         base_rate: Their learning rate at a factor of 1.
-        distance: Of its global parameters from the mean of all trainers', relative to the mean.
+        distance: From `trainer_distances`.
     """
     first, estimate = tasks[0], trainer.controller.estimate
     measured = trainer.controller.measured

@@ -138,10 +138,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
         forget(optimizer)
         if type(optimizer) in (torch.optim.SGD, *ADAMS, Muon):  # Its groups have settings alone.
             return
-    sizes, own_sizes = (
-        [len(group["params"]) for group in groups]
-        for groups in (saved["param_groups"], optimizer.param_groups)
-    )
+    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
     require(
         sizes == own_sizes,
         f"the inner or outer optimizer has groups of {own_sizes} parameters here and had {sizes} "

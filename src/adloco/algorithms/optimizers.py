@@ -145,29 +145,16 @@ class OuterOptimizer:
         require_setting(finite, self, "options", "must give finite steps")
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
-        kind = getattr(torch.optim, self.optimizer)
+        from adloco.distributed.dtensor import is_sharded  # Torch takes seconds to import.
+
         options = dict(self.options)
         chosen = {"fused", "foreach"} & options.keys()
-        if self.optimizer in FUSED and not chosen and _fused_is_right(kind, parameters):
+        # Fused kernels cannot handle sharded tensors.
+        if self.optimizer in FUSED and not chosen and not any(map(is_sharded, parameters)):
             # The fused kernel takes one pass over memory instead of one for each term. On a fast
             # link, memory is what limits a sync.
             options["fused"] = True
-        optimizer: Optimizer = kind(parameters, lr=self.lr, **options)
+        optimizer: Optimizer = getattr(torch.optim, self.optimizer)(
+            parameters, lr=self.lr, **options
+        )
         return optimizer
-
-
-def _fused_is_right(kind: type[Optimizer], parameters: Sequence[Tensor]) -> bool:
-    """True if torch's fused kernel of this optimizer is correct for these parameters.
-
-    Fused kernels cannot handle sharded tensors. On CPUs, torch 2.13's fused SGD updates only the
-    last elements of float16 and bfloat16 tensors, those after the last full SIMD block.
-    """
-    from adloco.distributed.dtensor import is_sharded
-
-    if any(map(is_sharded, parameters)):
-        return False
-    half_on_cpu = any(
-        tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
-        for tensor in parameters
-    )
-    return not (kind is torch.optim.SGD and half_on_cpu)

@@ -19,7 +19,6 @@ from adloco.distributed.parallel.layers import (
     written_tensors,
 )
 from adloco.distributed.placement.placement import Placement
-from adloco.distributed.wire.wire_format import WireFormat
 from adloco.errors import require
 
 FIRST = 64
@@ -67,9 +66,7 @@ def check_alike(
     """Refuse models or settings that differ between workers: copies would repeat tensors or mix
     them up, and syncs would meet those of other steps.
 
-    Args:
-        models: The model of each worker here, by id.
-        settings: Those of this process, by name.
+    models: Of the workers here, by id.
     """
     rank = f" on rank {placement.rank}" if placement.ranks_per_worker > 1 else ""
     mine = [
@@ -160,13 +157,6 @@ def warn_if_alike(
             "(accelerate, the Hugging Face Trainer and Lightning wrap it by themselves)",
             stacklevel=3,
         )
-
-
-def sent_by(wire: WireFormat | None) -> str:
-    """A wire format and what it sends, in words."""
-    if wire is None:
-        return "none"
-    return f"{type(wire).__name__}, {wire.block_bytes} bytes for {wire.block} values"
 
 
 def _described(model: nn.Module) -> dict[str, str]:

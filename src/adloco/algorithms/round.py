@@ -77,13 +77,13 @@ class Round:
                         weights = stage.weights(event, weights)
                     state.weights = dict(weights)
                 costs = {}
-                for trainer, replicas, shares, comm in state.synced(state.weights, parts.placement):
+                for trainer, replicas, shares, comm in state.synced(parts.placement):
                     costs[trainer.id] = trainer.outer.sync(event, replicas, shares, comm)
                 exposed_seconds = parts.clock() - began
             self._count_sync(costs, exposed_seconds)
             state.events_done += 1
         with phase("sync"):
-            for trainer, replicas, shares, comm in state.synced(state.weights, parts.placement):
+            for trainer, replicas, shares, comm in state.synced(parts.placement):
                 trainer.outer.average_buffers(replicas, shares, comm)
             done = self._gather(tasks)
             self._count_round(done)
@@ -225,6 +225,6 @@ def average_replicas(state: RunState, parts: RoundParts) -> None:
     if state.diverged:
         for worker in state.workers.values():
             free_gathered(worker.model)
-        for trainer, replicas, weights, comm in state.synced(state.weights, parts.placement):
+        for trainer, replicas, weights, comm in state.synced(parts.placement):
             trainer.outer.average_replicas(replicas, weights, comm)
     state.diverged = False

@@ -25,16 +25,15 @@ class RoundTask:
     start: Sequence[Tensor]
     """Parameters and buffers of the last sync, from which a worker starts again after numbers that
     are not finite."""
-    final_plan: BatchPlan | None = None
-    """The micro-batches of the round's last inner step where the budget ends; None: as `plan`."""
+    final_plan: BatchPlan
+    """The micro-batches of the round's last inner step, which differ where the budget ends."""
     batches: Sequence[int] = ()
     """Samples of each inner step of the round, those included that were taken before this was
     planned, by plans that may have been others."""
 
     def plan_of(self, inner_step: int) -> BatchPlan:
         """The micro-batches of an inner step of the round, counted from 0."""
-        last = inner_step == self.inner_steps - 1
-        return self.final_plan if last and self.final_plan else self.plan
+        return self.final_plan if inner_step == self.inner_steps - 1 else self.plan
 
     def tests(self, test: GradientTest, inner_step: int) -> bool:
         """True if gradient statistics are taken on an inner step of the round, counted from 0."""

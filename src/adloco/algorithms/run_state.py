@@ -98,17 +98,15 @@ class RunState:
         return any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
 
     def synced(
-        self, samples: Mapping[int, float], placement: Placement
+        self, placement: Placement
     ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
         """Give what a sync needs, for each trainer that has workers in this process.
 
         Called on all ranks.
 
-        samples: Samples of every worker of the run, by id, or another measure of its weight
-            (`outer.weights`, stages). A worker's weight is its share of its trainer's sum.
-
         Yields:
-            (trainer, replicas of its workers here, their weights, its communicator).
+            (trainer, replicas of its workers here, their shares of the `weights` of all its
+            workers, its communicator).
         """
         # Making a communicator can make process groups, which takes all ranks. So all are made
         # before the first is used.
@@ -118,10 +116,10 @@ class RunState:
         for trainer in self.trainers.values():
             if here := placement.local(trainer.worker_ids):
                 replicas = [self.workers[worker].replica for worker in here]
-                total = sum(samples[worker] for worker in trainer.worker_ids)
+                total = sum(self.weights[worker] for worker in trainer.worker_ids)
                 # Those that had weight may have been dropped since then.
                 shares = [
-                    samples[worker] / total if total else 1 / len(trainer.worker_ids)
+                    self.weights[worker] / total if total else 1 / len(trainer.worker_ids)
                     for worker in here
                 ]
                 yield trainer, replicas, shares, comms[trainer.id]

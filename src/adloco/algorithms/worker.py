@@ -2,9 +2,7 @@
 algorithm 1, arXiv 2508.18182).
 
 H counts inner optimizer steps, not micro-batches. Gradient statistics are taken on the test steps
-of a round (`GradientTest`). On the first step of a round all workers of a trainer have the same
-parameters, unless syncs leave them diverged (`Syncing.diverges`): several fragments, alpha > 0, or
-residuals in the parameters. With `test.step = "last"` the test steps are those at its end.
+of a round (`GradientTest`).
 """
 
 import contextlib

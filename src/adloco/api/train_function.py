@@ -111,13 +111,13 @@ def train(
     console = open_console(trains=True)
     with _alone(), own_random_numbers():  # The run seeds torch, whose numbers its caller draws.
         with working(console, "reading and tokenising text, building models ..."):
-            run = (
-                TrainingRun.resume(Path(resume), named, problem=problem, trust_recipe=trust_recipe)
-                if resume
-                else TrainingRun.create(
-                    build_recipe(override(read_values(str(recipe or "adloco")), named)), problem
+            if resume:
+                run = TrainingRun.resume(
+                    Path(resume), named, problem=problem, trust_recipe=trust_recipe
                 )
-            )
+            else:
+                values = override(read_values(str(recipe or "adloco")), named)
+                run = TrainingRun.create(build_recipe(values), problem)
         shown = [(name, str(value)) for name, value in named]
         own = ", problem=problem" if problem else ""
         again = f"adloco.train(resume={str(run.folder)!r}{own})"

@@ -12,7 +12,7 @@ from adloco.config.sections import Recipe
 from adloco.data.tokenizers import Tokenizer
 from adloco.errors import require
 from adloco.metrics import Record
-from adloco.run.folder import SUMMARY, finished, is_locked, run_folder
+from adloco.run.folder import SUMMARY, finished, is_locked
 from adloco.run.json_files import read_json
 from adloco.run.records import Records
 from adloco.run.stored import resumed_recipe
@@ -76,7 +76,7 @@ class TrainedRun:
         trust_recipe: bool = False,
     ) -> None:
         """Read the recipe; the arguments are those of `load`, with `best` as a round."""
-        self.folder = run_folder(folder)
+        self.folder = folder
         self.recipe: Recipe = resumed_recipe(folder, (), trust_recipe=trust_recipe)
         self._load = partial(
             load_trained, self.folder, trainer, round, problem, trust_recipe=trust_recipe

@@ -82,7 +82,7 @@ CAPTIONS = {
 
 def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
     """The panels that have data, in the order of the page."""
-    of_loss = [validation(loss, per, panel=f"{per}s") for per in ("trainer", "island")]
+    of_loss = [replace(validation(loss, per), panel=f"{per}s") for per in ("trainer", "island")]
     metrics = [*of_loss, *METRICS]
     makers: dict[str, Callable[[list[Metric], Sequence[Record]], list[Chart]]] = {
         "batch": _batch,

@@ -68,10 +68,7 @@ class Budget:
 
         A budget in tokens ends with the first whole sample that reaches it, see `steps_for`.
 
-        Args:
-            per_step: Samples of one inner step over all trainers, as planned.
-            fewest: Fewest samples that an inner step can take.
-            sync_every: H in force.
+        per_step: Samples of an inner step over all trainers, as planned.
         """
         if state.in_round:
             return RoundSize(steps=state.round_steps, per_step=per_step, final=state.final_samples)

@@ -58,8 +58,7 @@ def changed_settings(
 
     Args:
         recipe: The recipe with the flags of this resume.
-        begun: Settings of the run at the checkpoint, by section.key.
-        rounds: Complete rounds at the checkpoint.
+        begun, rounds: Settings and complete rounds of the run at the checkpoint.
 
     Raises:
         ValueError: A setting that may only grow would take back what the run has left out.
@@ -177,13 +176,12 @@ def own_limits(folder: Path) -> dict[str, int]:
     return build_recipe(read_values(str(folder / RECIPE))).run.limits
 
 
-def check_budgets(folder: Path, recipe: Recipe) -> None:
+def check_budgets(folder: Path, before: Mapping[str, int], limits: Mapping[str, int]) -> None:
     """Raise ValueError if a run is given a budget that is less than what it has trained."""
-    own = own_limits(folder)
     done = spent_after(Records(folder).newest())
-    for name, limit in recipe.run.limits.items():
+    for name, limit in limits.items():
         require(
-            limit in (0, own[name]) or limit >= done[name],
+            limit in (0, before[name]) or limit >= done[name],
             f"run.{name} must be >= {done[name]:,}, which the run in {folder} has trained already, "
             f"got {limit:,}",
         )

@@ -218,8 +218,7 @@ def lock_held(folder: Path, whose: str) -> Iterator[None]:
     The lock's file stays. If it were removed, a process that had opened it before could lock the
     removed file while another one locks a new file of that name, and both would train the run.
 
-    Args:
-        whose: "run" or "study".
+    whose: "run" or "study".
 
     Raises:
         ValueError: Another process holds it.

@@ -11,7 +11,7 @@ from adloco.config.values import adapter
 from adloco.errors import require
 from adloco.metrics import Record
 from adloco.run.record_types import OfRound, fault
-from adloco.whole_file import write_text
+from adloco.whole_file import write_bytes, write_text
 
 T = TypeVar("T")
 
@@ -49,12 +49,10 @@ def text_of(lines: Iterable[Record]) -> str:
 
 
 def read_lines(file: Path, kind: type = OfRound) -> Iterator[Record]:
-    """The complete lines of a file, one after another; none if there is no file.
+    """The complete lines of a file, one after another; none if there is no file, ValueError at a
+    line that is damaged.
 
     kind: A type from `record_types`, which says what a line must have.
-
-    Raises:
-        ValueError: A line is damaged.
     """
     if not _there(file):
         return
@@ -128,18 +126,17 @@ class RoundLines:
     def cut(self, rounds: int) -> list[int]:
         """Remove the lines of all rounds after this many; return the earlier rounds without one."""
         kept = [line for line in read_lines(self.file) if line["round"] <= rounds]
-        text = text_of(kept)
-        content = text.encode()
+        content = text_of(kept).encode()
         # A full disk has no room for a copy, which is rarely needed.
         if content != self._written():
-            write_text(self.file, text)
+            write_bytes(self.file, content)
         self._size, self._hash = len(content), hashlib.sha256(content)
-        self._gone = _gone(kept, rounds)
+        self._gone = self.gone(rounds)
         return self._gone
 
     def gone(self, rounds: int) -> list[int]:
         """The rounds up to this one that have no line."""
-        return _gone(read_lines(self.file), rounds)
+        return sorted({*range(1, rounds + 1)} - {line["round"] for line in read_lines(self.file)})
 
     def of_rounds(self, rounds: Collection[int]) -> list[Record]:
         """The lines of these rounds."""
@@ -191,8 +188,3 @@ class RoundLines:
             return b""
         with self.file.open("rb") as content:
             return content.read(size)
-
-
-def _gone(lines: Iterable[Record], rounds: int) -> list[int]:
-    """The rounds up to this one that have no line."""
-    return sorted({*range(1, rounds + 1)} - {line["round"] for line in lines})

@@ -41,9 +41,7 @@ class Probe:
 def probe(opened: Opened, on_micro_batch: Callable[[int], None] = lambda size: None) -> Probe:
     """Find the largest micro-batch that fits.
 
-    Args:
-        opened: The recipe, whose task provides the longest samples.
-        on_micro_batch: Called with each size before it is tried.
+    on_micro_batch: Called with each size before it is tried.
 
     Raises:
         ValueError: Not even one sample fits, or `memory.gib` is missing or too small.

@@ -32,14 +32,10 @@ class DamagedCheckpointError(ValueError):
 
 
 def write_part(checkpoint: Path, name: str, state: Any) -> None:
-    """Write a part of a checkpoint. When it returns, the part is on disk, also after a power cut.
+    """Write a part of a checkpoint, whose folder exists. When it returns, the part is on disk, also
+    after a power cut; OSError if it cannot be written.
 
-    Args:
-        checkpoint: The checkpoint's folder, which exists.
-        state: The part's content, with contiguous tensors on the CPU.
-
-    Raises:
-        OSError: It cannot be written.
+    state: The part's content, with contiguous tensors on the CPU.
     """
     files = [f"{name}{end}" for end in (STATE, TENSORS)]
     plain, tensors = split_state(state)

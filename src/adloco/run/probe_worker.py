@@ -84,6 +84,7 @@ class ProbeWorker:
         task = RoundTask(
             trainer=0,
             plan=plan,
+            final_plan=plan,
             inner_steps=ends[-1],
             first_step=0,
             lr_factor=lambda step: 0.0,  # The same work, and no loss that diverges.
@@ -177,7 +178,6 @@ def measure_throughput(
     Args:
         micro_batches: The sizes to measure, in samples of each rank.
         on_micro_batch: Called with each size before it is measured.
-        clock: As in `ProbeWorker`.
 
     Raises:
         ValueError: A size does not fit in memory, or there is too little data.

@@ -22,10 +22,7 @@ class Records:
     """Appends to these files in a run folder, and reads them."""
 
     def __init__(self, folder: Path, resume: str = "") -> None:
-        """
-        Args:
-            resume: The command or call that resumes the run, of which they are written.
-        """
+        """resume: The command or call that resumes the run; empty to read alone."""
         self.folder = folder
         self._resume = resume
         self._metrics = RoundLines(folder / METRICS, rise=1)

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from adloco.algorithms.state_parts import RUN, local_parts, of_workers
@@ -60,7 +59,7 @@ def load_newest_good(
     folder: Path,
     placement: Placement,
     workers: Collection[int],
-    copies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    copies: Mapping[str, Mapping[str, Any]],
 ) -> Recovered:
     """Load the newest checkpoint of which every part is good somewhere. Called on all ranks.
 

@@ -141,7 +141,6 @@ def summarise(
 
     Args:
         num_parameters: Of the model, as far as they are trained.
-        recipe: Name of the recipe.
         trainer: Whose measures to take; None for those of the best trainer in each round.
     """
     summary: dict[str, Any] = {}

@@ -39,7 +39,6 @@ class Saving:
     ) -> None:
         """
         Args:
-            keep: Checkpoints to keep.
             spared: Tells from the names of all checkpoints which one to keep besides; empty: none.
             before_run: Called before the part `run` is written, in the thread that writes.
             resume: The command or call that resumes the run.
@@ -259,11 +258,8 @@ class Copies(Protocol):
         """True if this run makes copies."""
 
     def due(self, round: int, *, saves: bool, last: bool) -> bool:
-        """True if copies are to be made after a round.
-
-        Args:
-            saves: True if a checkpoint is written after it.
-            last: True if it is the run's last.
+        """True if copies are to be made after a round, after which a checkpoint is written
+        (`saves`), or which is the run's last.
         """
 
     def keep(self, name: str, parts: Mapping[str, Any], placement: Placement) -> None:

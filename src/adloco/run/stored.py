@@ -250,7 +250,7 @@ def resumed_recipe(
         if islands
         else f"the run in {folder} began without data.islands; leave them out",
     )
-    check_budgets(folder, recipe)
+    check_budgets(folder, own.run.limits, recipe.run.limits)
     return recipe
 
 

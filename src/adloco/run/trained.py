@@ -181,7 +181,6 @@ def continued(
 
     Args:
         prompt: The text; empty: the model begins one.
-        max_tokens: Most tokens to add.
         temperature: Divides the logits; 0 takes the most likely token each time.
 
     Yields:

@@ -79,12 +79,7 @@ class TrainingRun:
     """One run in its folder."""
 
     def __init__(self, parts: Opened, folder: Path, copies: Copies | None) -> None:
-        """Build the trainers and their models, and write nothing.
-
-        Args:
-            parts: From `prepare_run`.
-            copies: Keeps copies of the run's state in memory; None: there are none.
-        """
+        """Build the trainers and their models, and write nothing; `copies` as in `create`."""
         self.recipe = recipe = parts.recipe
         self.folder = folder
         self.placement = placement = parts.placement
@@ -351,7 +346,7 @@ class TrainingRun:
         try:
             size = self._next_round()
             last = self._budget.ends_after(self.algorithm.state, size)
-            with self.saving.overdue(self.recipe.run.checkpoint_seconds, self.pause):
+            with self.saving.overdue(self.recipe.run.checkpoint_seconds, self.algorithm.stop):
                 return self.algorithm.round(
                     size.steps, self._memory.phase, final_samples=size.final, last=last
                 )
@@ -372,10 +367,6 @@ class TrainingRun:
     def stop(self) -> None:
         """End after the inner steps in progress and save; `resume` continues from there."""
         self._told = True
-        self.algorithm.stop()
-
-    def pause(self) -> None:
-        """Save a checkpoint after the inner steps in progress, and continue the round."""
         self.algorithm.stop()
 
     @property

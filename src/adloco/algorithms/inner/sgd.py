@@ -36,12 +36,11 @@ class InnerSGD:
     def __call__(self, model: nn.Module) -> list[Optimizer]:
         from adloco.algorithms.short_types import is_short  # Torch takes seconds to import.
 
+        parameters = list(trainable(model).values())
         require(
-            not any(map(is_short, trainable(model).values())),
+            not any(map(is_short, parameters)),
             "inner.optimizer sgd must have parameters of four bytes or more, because shorter ones "
             "round its steps away; set model.dtype to fp32, or take adamw or muon",
         )
-        groups = decay_groups(list(trainable(model).values()), self.weight_decay)
-        # Never fused: torch 2.13's fused SGD does not update bf16 and fp16 tensors on a CPU
-        # (https://github.com/pytorch/pytorch/issues/191763).
+        groups = decay_groups(parameters, self.weight_decay)
         return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
