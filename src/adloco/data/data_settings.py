@@ -210,18 +210,13 @@ class DataSettings:
         return "-".join(self.islands) or self.dataset or self.factory or path or "stdlib"
 
     def at(self, path: str) -> "DataSettings":
-        """These settings with another path as the source, all rows of which are held out."""
-        return replace(
-            self,
+        """Settings for another path, which is read as these say; all its rows are held out."""
+        return DataSettings(
             path=path,
-            dataset="",
-            config="",
-            split="train",
-            validation_split="",
-            streaming=False,
-            factory="",
-            arguments={},
-            islands={},
-            samples=0,
             validation_samples=ALL_ROWS,
+            bad_rows=self.bad_rows,
+            text_column=self.text_column,
+            tokenizer=self.tokenizer,
+            context_tokens=self.context_tokens,
+            cache=self.cache,
         )
