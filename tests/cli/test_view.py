@@ -26,7 +26,7 @@ from adloco.cli.terminal import say
 from adloco.cli.view import open_view, print_round
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.distributed.launch.launcher import speaks_for_machine
-from adloco.report.page import write_report
+from adloco.report.page import PAGE, write_report
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.run_progress import Progress
 from adloco.run.trained import text_sample
@@ -186,7 +186,8 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
     drawn = Console(width=140, record=True)
     drawn.print(live.render())
     assert re.search(r" 4 +8 +2 x 1", drawn.export_text())
-    page = write_report(run.folder).read_text()
+    write_report(run.folder)
+    page = (run.folder / PAGE).read_text()
     assert "batch as trained" in page
     assert '<td class="number">4 / 4 / 4 / 4</td><td class="number">4 / 4 / 4 / 4</td>' in page
     assert '<td class="number">4</td><td class="number">8</td>' in page
