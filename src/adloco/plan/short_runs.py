@@ -1,15 +1,9 @@
 """Reads points for a law of the loss (loss_law.py) from the folders of short runs.
 
-A loss counts if the learning rate had fallen to its end, as at the end of a cosine, or had not
-begun to fall, as with a constant rate or before the decay of wsd. Losses between depend on how far
-the rate has fallen, so a cosine gives one loss. Losses of the first third of a run do not count,
-because the start follows no power law; of losses close to each other the later one counts. Runs of
-fewer than three rounds are left out: their outer optimizer has hardly begun, so they show a price
-of a large H that longer runs do not pay.
-
-Runs have the same method if trainers, workers (also those that were dropped), outer step, wire
-format, streaming and merges are equal. The batch rule is no part of it, because the law knows the
-batches that were trained; nor is placement, because it changes no numbers.
+docs/plan.md says which losses count, and which runs have the same method. Losses of the first third
+of a run do not count, because the start follows no power law; of losses close to each other the
+later one counts. The batch rule is no part of the method, because the law knows the batches that
+were trained; nor is placement, because it changes no numbers.
 """
 
 import statistics
