@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from adloco.config.values import construct
-from adloco.errors import require, require_choices, require_range
+from adloco.errors import require, require_range
 from adloco.plan.link import BANDWIDTH, LATENCY, Link, Pattern, quantity
 
 SECONDS_PER_DAY = 86400.0
@@ -77,7 +77,6 @@ class Cluster:
             "samples_per_second must have at least one line SAMPLES = RATE with both > 0, got "
             f"{dict(self.samples_per_second)}",
         )
-        require_choices(self)
         require_range(
             self,
             *("sync_seconds", "update_seconds", "jitter", "failures_per_day"),
