@@ -66,7 +66,7 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         check_code(run_folder(folder))  # To build the recipe imports it.
         check_written_records(folder)
     runs = {
-        folder: build_recipe(read_values(str(finished(run_folder(folder)) / RECIPE)))
+        folder: build_recipe(read_values(str(finished(folder) / RECIPE)))
         for folder in {path.resolve(): path for path in folders}.values()
     }
     settings = {folder: named_settings(recipe) for folder, recipe in runs.items()}
