@@ -1,6 +1,5 @@
 """The live view of a run: a panel with its progress, losses, trainers, bytes and warnings."""
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -56,7 +55,7 @@ class LiveView:
         self._resumed_at = run.progress()
         self._loss = validation(run.recipe.task.measures[0])
         self._signs = [*signs]
-        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._events: list[str] = []
         self._train_losses: list[float | None] = []
         self._last: Record | None = None
         self._evaluated: Record | None = None
@@ -75,7 +74,8 @@ class LiveView:
 
     def _take(self, record: Record) -> None:
         self._last = record
-        self._events += event_texts(record)
+        # A new list: another thread may be drawing the old one.
+        self._events = [*self._events, *event_texts(record)][-EVENTS_SHOWN:]
         self._train_losses.append(record["train_loss"])
         name = self._loss.name
         if record[name] is not None:
