@@ -51,7 +51,6 @@ class LiveView:
 
     def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:
         self._run = run
-        self._wire = wire_name(run)
         self._resumed_at = run.progress()
         self._loss = validation(run.recipe.task.measures[0])
         self._signs = [*signs]
@@ -182,7 +181,7 @@ class LiveView:
 
     def _traffic(self, record: Record) -> RenderableType:
         sync = record["sync"]
-        shrunk = wire_text(sync, self._wire, ")", " (")
+        shrunk = wire_text(sync, wire_name(self._run), ")", " (")
         # Before the first sync a comparison would only flatter.
         beside = saved_text(record) if record["syncs"] else against_text(record)
         syncs = counted(record["syncs"], "sync")
