@@ -15,8 +15,6 @@ OF_ISLAND = (
     *("validation_samples", "validation_fraction", "bad_rows", "text_column"),
 )
 """Settings that an island with a text of its own can have for itself."""
-ALL_ROWS = sys.maxsize
-"""Value of `validation_samples` with which every row is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +211,7 @@ class DataSettings:
         """Settings for another path, which is read as these say; all its rows are held out."""
         return DataSettings(
             path=path,
-            validation_samples=ALL_ROWS,
+            validation_samples=sys.maxsize,
             bad_rows=self.bad_rows,
             text_column=self.text_column,
             tokenizer=self.tokenizer,
