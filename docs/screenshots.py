@@ -22,7 +22,7 @@ from rich.console import Console
 
 from adloco.cli.live_view import LiveView
 from adloco.config.recipe import build_recipe, override, read_values
-from adloco.report.page import write_report
+from adloco.report.page import PAGE, write_report
 from adloco.run.training_run import TrainingRun
 
 SETTINGS = {"run.folder": "runs/adloco", "run.trackers": "none"}
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not given.run:
             view = scratch / VIEW
             shoot(given.browser, view, given.to / "view.png", size_of(view))
-        page = write_report(run)
+        write_report(run)
+        page = run / PAGE
         for width, size in WIDTHS.items():
             for scheme in SCHEMES:
                 picture = given.to / f"report-{width}-{scheme}.png"

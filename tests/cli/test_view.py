@@ -9,13 +9,15 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
-from adloco.cli import opening
+from adloco.cli import live_view, opening
 from adloco.cli.closing import closing_lines
 from adloco.cli.live_view import SPARKLINE_COLUMNS, LiveView, sparkline
 from adloco.cli.main import main
@@ -26,7 +28,7 @@ from adloco.cli.view import open_view, print_round
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.setting_words import take_settings
 from adloco.distributed.launch.launcher import speaks_for_machine
-from adloco.report.page import write_report
+from adloco.report.page import PAGE, write_report
 from adloco.rules.merge_policies.no_merge import NoMerge
 from adloco.run.run_progress import Progress
 from adloco.run.trained import text_sample
@@ -73,6 +75,28 @@ def test_live_view_shows_what_happens(run: TrainingRun) -> None:
     narrow.print(view.render())
     header, _, rows = narrow.export_text().partition(" workers │\n")
     assert "requested" in header and rows.count(" 1 │\n") == 2
+
+
+def test_a_round_may_end_while_the_live_view_is_drawn(
+    run: TrainingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich draws it in a thread of its own, here while the first of two events is drawn."""
+    merge = {"absorbed": [1], "survivor": 0, "weights": {"0": 0.5, "1": 0.5}}
+    record = next(run.rounds()) | {"merges": [merge, merge]}
+    view, drawn = LiveView(run), 0
+    view.show(record)
+
+    class Slow(Text):
+        def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
+            nonlocal drawn
+            super().__init__(text, style, **options)
+            drawn += "merged into" in text
+            if "merged into" in text and drawn == 1:
+                view.show(record)
+
+    monkeypatch.setattr(live_view, "Text", Slow)
+    view.render()
+    assert drawn == 2
 
 
 def test_what_the_live_view_compares_and_foresees(
@@ -186,7 +210,8 @@ def test_what_was_trained_is_shown_where_it_is_not_what_was_requested(small: lis
     drawn = Console(width=140, record=True)
     drawn.print(live.render())
     assert re.search(r" 4 +8 +2 x 1", drawn.export_text())
-    page = write_report(run.folder).read_text()
+    write_report(run.folder)
+    page = (run.folder / PAGE).read_text()
     assert "batch as trained" in page
     assert '<td class="number">4 / 4 / 4 / 4</td><td class="number">4 / 4 / 4 / 4</td>' in page
     assert '<td class="number">4</td><td class="number">8</td>' in page

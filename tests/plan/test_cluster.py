@@ -34,16 +34,16 @@ def test_seconds_of_a_step() -> None:
     assert [one.pass_seconds(size) for size in (0.5, 1, 4, 8, 16)] == [1, 1, 2, 4, 8]
     assert one.pass_seconds(2) == pytest.approx(4 / 3)
     # 12 samples take two passes of 6, each halfway from 2 to 4 s.
-    assert one.step_seconds([12, 12]) == (6.0, 6.0)
+    assert one.step_seconds([12, 12], 8) == (6.0, 6.0)
     # Six of 2.
-    assert one.step_seconds([12, 12], largest_pass=2) == pytest.approx((8.0, 8.0))
-    assert (one.passes(8), one.passes(9), one.passes(9, 2)) == (1, 2, 5)
+    assert one.step_seconds([12, 12], 2) == pytest.approx((8.0, 8.0))
+    assert (one.passes(8, 8), one.passes(9, 8), one.passes(9, 2)) == (1, 2, 5)
     # Half a second of each pass is the update: two passes of 8 samples take 3.5 + 3.5 + 0.5 s.
     updating = replace(one, update_seconds=0.5)
-    assert updating.step_seconds([8, 8]) == (4.0, 4.0)
-    assert updating.step_seconds([16, 16]) == (7.5, 7.5)
+    assert updating.step_seconds([8, 8], 8) == (4.0, 4.0)
+    assert updating.step_seconds([16, 16], 8) == (7.5, 7.5)
     slower = Cluster(islands=2, bandwidth="1mbit", samples_per_second={1: 1.0}, speeds=(1.0, 0.5))
-    assert slower.step_seconds([1, 1]) == (1.0, 2.0)
+    assert slower.step_seconds([1, 1], 1) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The live view of a run: a panel with its progress, losses, trainers, bytes and warnings."""
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -52,11 +51,10 @@ class LiveView:
 
     def __init__(self, run: TrainingRun, signs: Sequence[Sign] = ()) -> None:
         self._run = run
-        self._wire = wire_name(run)
         self._resumed_at = run.progress()
         self._loss = validation(run.recipe.task.measures[0])
         self._signs = [*signs]
-        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._events: list[str] = []
         self._train_losses: list[float | None] = []
         self._last: Record | None = None
         self._evaluated: Record | None = None
@@ -75,7 +73,8 @@ class LiveView:
 
     def _take(self, record: Record) -> None:
         self._last = record
-        self._events += event_texts(record)
+        # A new list: another thread may be drawing the old one.
+        self._events = [*self._events, *event_texts(record)][-EVENTS_SHOWN:]
         self._train_losses.append(record["train_loss"])
         name = self._loss.name
         if record[name] is not None:
@@ -182,7 +181,7 @@ class LiveView:
 
     def _traffic(self, record: Record) -> RenderableType:
         sync = record["sync"]
-        shrunk = wire_text(sync, self._wire, ")", " (")
+        shrunk = wire_text(sync, wire_name(self._run), ")", " (")
         # Before the first sync a comparison would only flatter.
         beside = saved_text(record) if record["syncs"] else against_text(record)
         syncs = counted(record["syncs"], "sync")

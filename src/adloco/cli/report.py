@@ -23,7 +23,7 @@ class Report(Command):
 
         folder = run_folder(self.run_folder)
         # These import torch, which takes seconds.
-        from adloco.report.page import panels_of, write_report
+        from adloco.report.page import PAGE, write_report
         from adloco.report.pictures import draw_run
         from adloco.run.stored import check_code, check_written_records
 
@@ -33,8 +33,7 @@ class Report(Command):
             if not self.trust_recipe:
                 check_code(folder, "read that code and give --trust-recipe")
             lost = check_written_records(folder)
-            panels = panels_of(folder)
-            paths = [write_report(folder, panels), *draw_run(panels, folder / "plots")]
+            paths = [folder / PAGE, *draw_run(write_report(folder), folder / "plots")]
         for sentence in lost:
             say(console, sentence)
         for path in paths:

@@ -54,7 +54,6 @@ class ByteTokenizer:
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
             add_prefix_space=False, use_regex=False
         )
-        # Text that contains the characters of the end-of-text token is still encoded as text.
         fast = byte_level(tokenizer)
         return fast if whole else without_special_tokens(fast)
 

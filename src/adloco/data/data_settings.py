@@ -15,8 +15,6 @@ OF_ISLAND = (
     *("validation_samples", "validation_fraction", "bad_rows", "text_column"),
 )
 """Settings that an island with a text of its own can have for itself."""
-ALL_ROWS = sys.maxsize
-"""Value of `validation_samples` with which every row is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,18 +208,13 @@ class DataSettings:
         return "-".join(self.islands) or self.dataset or self.factory or path or "stdlib"
 
     def at(self, path: str) -> "DataSettings":
-        """These settings with another path as the source, all rows of which are held out."""
-        return replace(
-            self,
+        """Settings for another path, which is read as these say; all its rows are held out."""
+        return DataSettings(
             path=path,
-            dataset="",
-            config="",
-            split="train",
-            validation_split="",
-            streaming=False,
-            factory="",
-            arguments={},
-            islands={},
-            samples=0,
-            validation_samples=ALL_ROWS,
+            validation_samples=sys.maxsize,
+            bad_rows=self.bad_rows,
+            text_column=self.text_column,
+            tokenizer=self.tokenizer,
+            context_tokens=self.context_tokens,
+            cache=self.cache,
         )

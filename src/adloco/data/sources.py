@@ -83,15 +83,11 @@ class TokenSource:
     def __init__(
         self, tokens: NDArray[Any], *, context_tokens: int, num_streams: int = 1, seed: int = 0
     ) -> None:
-        """
+        """Make a source; `TensorSource` says more of streams and seed.
+
         Args:
             tokens: Token ids, [tokens], of any integer type; may be a memory map.
             context_tokens: Tokens that a model sees of each sample.
-            num_streams: Number of disjoint streams.
-            seed: Seed of the order in each stream.
-
-        Raises:
-            ValueError: There are fewer windows than streams.
         """
         self.tokens = tokens
         self.context_tokens = context_tokens

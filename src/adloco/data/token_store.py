@@ -134,8 +134,7 @@ class TokenStore:
 
         Args:
             enough: True for a state that needs no further chunk.
-            pool: Processes that tokenise; None: this process does.
-            ahead: Number of chunks that the pool tokenises at a time.
+            pool, ahead: As in `encode_chunks`.
 
         Yields:
             The state after each chunk, or after each second of waiting for another process.

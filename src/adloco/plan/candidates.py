@@ -77,9 +77,9 @@ def candidates(
     given: dict[str, list[str]] = {}
     for key, value in settings:
         given.setdefault(key, []).append(value)
-    axes = {key: given.get(key, list(values)) for key, values in AXES.items()} | given
+    axes: dict[str, Sequence[str]] = {**AXES, **given}
     if {*given.get("streaming.fragments", "1")} != {"1"}:
-        axes.setdefault("streaming.tau", list(TAUS))
+        axes.setdefault("streaming.tau", TAUS)
     found = [
         candidate
         for name in names

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from adloco.config.values import construct
-from adloco.errors import require, require_choices, require_range
+from adloco.errors import require, require_range
 from adloco.plan.link import BANDWIDTH, LATENCY, Link, Pattern, quantity
 
 SECONDS_PER_DAY = 86400.0
@@ -77,7 +77,6 @@ class Cluster:
             "samples_per_second must have at least one line SAMPLES = RATE with both > 0, got "
             f"{dict(self.samples_per_second)}",
         )
-        require_choices(self)
         require_range(
             self,
             *("sync_seconds", "update_seconds", "jitter", "failures_per_day"),
@@ -139,17 +138,17 @@ class Cluster:
         seconds = [size / self.samples_per_second[size] for size in known]
         return float(np.interp(samples, known, seconds)) * max(1.0, samples / known[-1])
 
-    def passes(self, worker_batch: float, largest_pass: int = 0) -> int:
+    def passes(self, worker_batch: float, largest_pass: int) -> int:
         """Passes of an inner step; the arguments are those of `step_seconds`."""
-        return max(1, math.ceil(worker_batch / (largest_pass or max(self.samples_per_second))))
+        return max(1, math.ceil(worker_batch / largest_pass))
 
-    def step_seconds(self, batches: Sequence[float], largest_pass: int = 0) -> tuple[float, ...]:
+    def step_seconds(self, batches: Sequence[float], largest_pass: int) -> tuple[float, ...]:
         """Mean seconds of an inner step of each island.
 
         Args:
             batches: Samples of each island's worker in a step; balanced passes are accumulated,
                 with one update.
-            largest_pass: Most samples of a pass; 0: the largest pass of which the speed is known.
+            largest_pass: Most samples of a pass.
         """
         passes = [self.passes(samples, largest_pass) for samples in batches]
         return tuple(

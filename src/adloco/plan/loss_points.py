@@ -1,8 +1,7 @@
 """Losses that short runs have reached, and which constants of the law (loss_law.py) they can tell.
 
-Constants are told within methods: a method that was measured at two budgets tells p, at three
-L_inf, with two batches B, with two H beta. What differs between methods alone cannot be told from
-what the methods themselves cost.
+Constants are told within methods (docs/plan.md says what for): what differs between methods alone
+cannot be told from what the methods themselves cost.
 """
 
 import itertools

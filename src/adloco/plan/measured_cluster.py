@@ -60,12 +60,9 @@ def write_measured(
     origin: str,
 ) -> None:
     """Write a cluster's description, or replace what was measured in the one that is there; see
-    `Cluster` for the numbers.
+    `Cluster` for the numbers, and `cluster_text` for errors.
 
     origin: When and with what it was measured, for the heading: "on DATE with RECIPE".
-
-    Raises:
-        ValueError: The file is something else, or its folder does not exist.
     """
     first, rest = cluster_text(path).split("\n", 1)
     if first.startswith(f"# {MEASURED_BY}"):

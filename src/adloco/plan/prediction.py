@@ -139,10 +139,8 @@ def _workers(recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
 
 
 def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) -> float:
-    """Samples of an inner step that are trained, over all workers of a trainer.
-
-    Raises:
-        ValueError: The norm test's batch follows the noise scale, which is not known.
+    """Samples of an inner step that are trained, over all workers of a trainer; errors are those of
+    `predict`.
     """
     recipe, rule = candidate.recipe, candidate.recipe.batch
     workers, _ = _workers(recipe, cluster)

@@ -1,15 +1,9 @@
 """Reads points for a law of the loss (loss_law.py) from the folders of short runs.
 
-A loss counts if the learning rate had fallen to its end, as at the end of a cosine, or had not
-begun to fall, as with a constant rate or before the decay of wsd. Losses between depend on how far
-the rate has fallen, so a cosine gives one loss. Losses of the first third of a run do not count,
-because the start follows no power law; of losses close to each other the later one counts. Runs of
-fewer than three rounds are left out: their outer optimizer has hardly begun, so they show a price
-of a large H that longer runs do not pay.
-
-Runs have the same method if trainers, workers (also those that were dropped), outer step, wire
-format, streaming and merges are equal. The batch rule is no part of it, because the law knows the
-batches that were trained; nor is placement, because it changes no numbers.
+docs/plan.md says which losses count, and which runs have the same method. Losses of the first third
+of a run do not count, because the start follows no power law; of losses close to each other the
+later one counts. The batch rule is no part of the method, because the law knows the batches that
+were trained; nor is placement, because it changes no numbers.
 """
 
 import statistics
@@ -68,12 +62,11 @@ def read_short_runs(folders: Sequence[Path]) -> ShortRuns:
         ValueError: A folder has no finished run, or one without a loss that counts, or records that
             were changed; or the runs differ in model, task, text or evaluation set.
     """
-    require(bool(folders), "no short run was given; name the folders of finished runs")
     for folder in folders:
         check_code(run_folder(folder))  # To build the recipe imports it.
         check_written_records(folder)
     runs = {
-        folder: build_recipe(read_values(str(finished(run_folder(folder)) / RECIPE)))
+        folder: build_recipe(read_values(str(finished(folder) / RECIPE)))
         for folder in {path.resolve(): path for path in folders}.values()
     }
     settings = {folder: named_settings(recipe) for folder, recipe in runs.items()}

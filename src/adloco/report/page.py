@@ -51,25 +51,26 @@ Card = tuple[str, str]
 """A label and its number."""
 
 
-def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
-    """Write the page of a run, finished or not, from the files in its folder; return its path.
-
-    panels: From `panels_of`, if they are known already.
+def write_report(folder: Path) -> list[Panel]:
+    """Write `PAGE` of a run, finished or not, from the files in its folder; return its charts.
 
     Raises:
         ValueError: The run has no finished round.
     """
-    records = _records(folder)
+    records = Records(folder).read_whole()
+    require(bool(records), f"{folder} has no finished round to report; train it first")
     recipe = build_recipe(read_values(str(folder / RECIPE)))
     declared = known_measures(recipe.task.measures, records)
+    steps = step_losses(records, Records(folder).steps())
+    panels = [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
     environment, summary = (_read(folder / name) for name in (ENVIRONMENT, SUMMARY))
     starts = read_starts(folder)
     of_options = [table for option in lab_modules("page") for table in option.content(folder)]
     values = list(settings(recipe))
     run_tables = (_merges(records), _changes(records), interruption_table(starts))
-    return write_page(
+    write_page(
         folder / PAGE,
-        panels or _panels(folder, recipe, records),
+        panels,
         {
             "name": recipe.run.name,
             "folder": folder.resolve().name,
@@ -92,24 +93,7 @@ def write_report(folder: Path, panels: Sequence[Panel] | None = None) -> Path:
             "environment": list(environment.items()),
         },
     )
-
-
-def panels_of(folder: Path) -> list[Panel]:
-    """The charts of the page of a run; ValueError if it has no finished round."""
-    records = _records(folder)
-    return _panels(folder, build_recipe(read_values(str(folder / RECIPE))), records)
-
-
-def _records(folder: Path) -> list[Record]:
-    records = Records(folder).read_whole()
-    require(bool(records), f"{folder} has no finished round to report; train it first")
-    return records
-
-
-def _panels(folder: Path, recipe: Recipe, records: Sequence[Record]) -> list[Panel]:
-    steps = step_losses(records, Records(folder).steps())
-    declared = known_measures(recipe.task.measures, records)
-    return [loss_panel(declared, records, steps), *run_panels(records, recipe.task.measures[0])]
+    return panels
 
 
 def _read(file: Path) -> dict[str, Any]:

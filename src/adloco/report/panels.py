@@ -111,9 +111,7 @@ def run_panels(records: Sequence[Record], loss: Metric) -> list[Panel]:
 
 def _batch(metrics: Sequence[Metric], records: Sequence[Record]) -> list[Chart]:
     """Requested and trained batch, and micro-batches."""
-    requested, trained, passes = (
-        TRAINER[name] for name in ("requested_batch", "trainer_batch", "accumulation_steps")
-    )
+    requested, trained, passes = (TRAINER[name] for name in TOGETHER["batch"])
     clipped = [
         (record["tokens"], row[trained.name])
         for record in records

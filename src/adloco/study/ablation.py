@@ -25,12 +25,10 @@ class Mechanism:
 MECHANISMS = {
     "adaptive-batch": Mechanism(
         present=lambda recipe: not isinstance(recipe.batch, ConstantBatch),
-        # The batch stays at batch.initial.
         without=(("batch.rule", "constant"),),
     ),
     "merging": Mechanism(
         present=lambda recipe: not isinstance(recipe.merge, NoMerge),
-        # All trainers live to the end.
         without=(("merge.policy", "none"),),
     ),
     "switch-mode": Mechanism(
@@ -41,7 +39,6 @@ MECHANISMS = {
     ),
     "accumulation": Mechanism(
         present=lambda recipe: recipe.switch.mode != "never",
-        # The batch is capped at what fits.
         without=(("switch.mode", "never"),),
     ),
 }

@@ -8,8 +8,6 @@ from adloco.study.arms import EMPTY, StudyRun
 
 MACHINE = ("device", "cores", "torch_threads")
 """What environment.json has of the machine."""
-OF_A_RUN = ("run.name", "run.folder", "run.seed")
-"""Settings that say which run it is."""
 
 
 def differences(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[str]:
@@ -22,7 +20,7 @@ def differences(runs: Sequence[StudyRun], varied: Sequence[str] = ()) -> list[st
     for setting, values in _values(runs):
         traceless = setting in facts and facts[setting].traceless
         unnamed = held_by(setting) and setting not in varied
-        if not (unnamed or traceless or setting in OF_A_RUN):
+        if not (unnamed or traceless or setting == "run.seed"):
             found.append(f"{setting} ({_of_arms(values)})")
     machines = [
         (run.arm, {name: str(value) for name, value in run.environment.items() if name in MACHINE})

@@ -47,7 +47,7 @@ def link_seconds(
         computed, trained = _computed(record, before)
         rings = [replicas] if parallel else [row["workers"] for row in record["trainers"]]
         times = syncs * (1 if parallel else recipe.streaming.fragments)
-        busiest = sent * (1.0 if parallel else _busiest(rings))
+        busiest = sent * _busiest(rings)
         transfers = link.seconds(busiest, max(2, *rings), times)
         hidden = 0.0
         if not parallel and syncs:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from adloco.errors import SettingError, require_choices, require_range
+from adloco.errors import SettingError, require_range
 from adloco.models.source import MOST_LAYERS, Builder
 from adloco.setting import setting
 
@@ -72,7 +72,6 @@ class LlamaShape:
     """Use the embedding's weights for the output head too."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
         wide = ("hidden_size", "intermediate_size", "max_position", "vocab_size")
         require_range(self, *wide, "num_layers", "num_heads", "num_kv_heads", at_least=0)
         require_range(self, *wide, below=LARGEST_SIZE)
