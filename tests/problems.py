@@ -283,11 +283,7 @@ def outer_sync(
     fragments: Sequence[Sequence[int]] | None = None,
     **syncing: Any,
 ) -> OuterSync:
-    """An outer optimizer over these parameters, in one fragment if none are given.
-
-    syncing: Further fields of `Syncing`.
-    """
-    fragments = fragments or [range(len(start))]
+    """An outer optimizer over these parameters. syncing: Further fields of `Syncing`."""
     return OuterSync(replica(start), Syncing(outer=outer, **syncing), fragments)
 
 

@@ -33,12 +33,13 @@ class OuterSync:
     """Global parameters as of the last sync, and the optimizer that moves them."""
 
     def __init__(
-        self, replica: Replica, syncing: Syncing, fragments: Sequence[Sequence[int]]
+        self, replica: Replica, syncing: Syncing, fragments: Sequence[Sequence[int]] | None = None
     ) -> None:
         """
         Args:
             replica: A worker whose parameters are copied as the first global parameters.
-            fragments: For each fragment, the indices of the parameters that are synced together.
+            fragments: For each fragment, the indices of the parameters that are synced together;
+                None: one fragment with all parameters.
         """
         memory, streaming = syncing.memory, syncing.streaming
         require(
@@ -60,7 +61,7 @@ class OuterSync:
         if syncing.outer:
             built = [self.optimizer] if self.optimizer else []  # It may forget its return.
             require_all(built, replica.names, self.global_params, "outer")
-        self.fragments = fragments
+        self.fragments = fragments or [range(len(replica.params))]
         self._in_flight: tuple[int, Work] | None = None
 
     def sync(
