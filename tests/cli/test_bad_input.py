@@ -458,7 +458,14 @@ def test_config_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.usefixtures("warm_python")
+@pytest.mark.parametrize(
+    ("flags", "how"),
+    [([], "adloco train --resume {}\n"), (["--restart"], "the same line\n")],
+    ids=["resume", "restart"],
+)
 def test_ctrl_c_saves_and_says_how_to_go_on(
+    flags: list[str],
+    how: str,
     small: list[str],
     tmp_path: Path,
     wait_for_steps: WaitForSteps,
@@ -471,13 +478,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
         "diloco",
         *small,
         *shlex.split("--run.tokens 100000000 --method.sync_every 2000"),
+        *flags,
     ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_steps(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert f"stopped and saved; resume with: adloco train --resume {tmp_path / 'run'}" in out
+    assert "stopped and saved; resume with: " + how.format(tmp_path / "run") in out
     from adloco.run.training_run import TrainingRun
 
     resumed = TrainingRun.resume(tmp_path / "run")

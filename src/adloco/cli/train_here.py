@@ -115,6 +115,8 @@ class _Process:
                     end=ending.after_signal,
                     regrouping=regrouping,
                     alerts=self.alerts,
+                    # On several machines, the only one that does.
+                    resume="the same line" if self.arguments.restart else "",
                     signals=signals,
                 )
                 try:

@@ -52,7 +52,7 @@ class Training:
     alerts: Alerts = field(default_factory=Alerts)
     """Told that the run stalls, recovers or ends."""
     resume: str = ""
-    """The call that resumes the run, in a script; empty: `adloco train --resume` does."""
+    """What resumes the run, in words; empty: `adloco train --resume` does."""
     signals: list[int] = field(default_factory=list)
     """Signals that told this process to end, as they come."""
     _said: set[str] = field(default_factory=set, init=False)

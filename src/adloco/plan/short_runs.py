@@ -132,7 +132,11 @@ def check_shared_model(recipes: Sequence[Recipe], measured: Recipe | None) -> No
     """
     settings, free = [named_settings(recipe) for recipe in recipes], _may_differ()
     names = _differing(settings, SHARED, free)
-    require(not names, f"candidates must share {', '.join(names)}; plan them one by one")
+    require(
+        not names,
+        f"candidates must share {', '.join(names)}; set what all are to have on the line, or plan "
+        "them one by one",
+    )
     names = _differing([settings[0], named_settings(measured)], SHARED, free) if measured else []
     require(
         not names,

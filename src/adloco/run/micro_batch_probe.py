@@ -82,7 +82,7 @@ def _limits(opened: Opened) -> tuple[int, int]:
     outer = copies * num_bytes(opened.builder) // placement.shards
     require(
         free > 0,
-        f"memory.gib {gib} is less than the {gib - free / 2**30:.1f} GiB that this process holds "
+        f"memory.gib {gib} is less than the {gib - free / 2**30:.2f} GiB that this process holds "
         "already; raise it",
     )
     budget = int((recipe.memory.fraction * free - outer) / together)
