@@ -80,7 +80,7 @@ def test_what_was_left_out_is_predicted_within_the_noise() -> None:
 
 
 def written(path: Path, lines: list[str]) -> str:
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
 
 
@@ -88,9 +88,13 @@ HEADER = "method,workers,parameters,sync_every,bandwidth_bits_per_second"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """ROWS.csv keeps its columns and order, and has the utilisation filled in."""
+    """ROWS.csv keeps its columns and order, and has the utilisation filled in.
+
+    The measurements are as spreadsheets write them: behind a byte order mark, names with spaces.
+    """
     lines = [f"diloco,4,1e9,{h},{b},{h / (h + 1.5 + 4e9 / b)}" for h in H for b in BANDWIDTHS]
-    measured = written(tmp_path / "m.csv", [f"{HEADER},compute_utilisation", *lines])
+    header = f"{HEADER},compute_utilisation".replace(",", ", ")
+    measured = written(tmp_path / "m.csv", [f"\ufeff{header}", *lines])
     rows = ["diloco,4,1000000000,10,1e9,mine", "diloco,4,1e9,100,5e7,,too many"]
     wanted, out = written(tmp_path / "r.csv", [f"{HEADER},note", *rows]), tmp_path / "out.csv"
     assert main(["plan", "--measured", measured, "--predict", wanted, "--to", str(out)]) == 0
