@@ -1003,3 +1003,15 @@ def test_steps_do_not_depend_on_the_default_device() -> None:
                 diloco.load_state_dict(diloco.state_dict())
             seen.append(models[0].weight)
         assert seen[0].equal(seen[1])  # type: ignore[operator, arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_two_bytes_that_a_class_of_ones_own_hands_in_take_whole_steps(
+    dtype: torch.dtype,
+) -> None:
+    """Torch's fused SGD changes the last 5 of 37 on a CPU."""
+    parameter = nn.Parameter(torch.ones(37, dtype=dtype))
+    optimizer = OuterOptimizer(lr=1.0, options={})([parameter])
+    parameter.grad = torch.full_like(parameter, 0.5)
+    optimizer.step()
+    assert parameter.tolist() == [0.5] * 37

@@ -107,6 +107,9 @@ def test_what_has_no_noise() -> None:
     assert (exact.value, exact.factor) == (0.0, 1.0)
     assert exact.later(1.0, wander=1.0).seen(2.0, scale=2.0, spread=0.0, tests=4).value > 1
     assert UNSEEN.later(1.0, wander=1.0) == UNSEEN
+    # A measurement of one's own may give |G|^2 alone.
+    given = UNSEEN.seen(2.0, scale=0.0, spread=0.0, tests=1)
+    assert (given.value, given.factor) == (pytest.approx(2.0), 1.0)
 
 
 def test_a_merge_has_the_mean_of_the_logarithms_and_the_variance_of_the_mixture() -> None:

@@ -1,10 +1,14 @@
 """Reading the records of a run."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from adloco.metrics import Record
+from adloco.run import json_files
+from adloco.run.json_files import read_lines
 from adloco.run.records import Records
 
 
@@ -46,6 +50,21 @@ def test_records_with_nothing_to_cut_are_not_written_again(tmp_path: Path) -> No
     Records(tmp_path).cut(1)
     after = (tmp_path / "metrics.jsonl").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_cut_parses_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run has many, and a resume waits for it."""
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"round": {n}}}\n' for n in range(1, 10)))
+    parsed = []
+
+    def counted(file: Path, *kind: type) -> Iterator[Record]:
+        for line in read_lines(file, *kind):
+            parsed.append(line["round"])
+            yield line
+
+    monkeypatch.setattr(json_files, "read_lines", counted)
+    Records(tmp_path).cut(8)
+    assert parsed == [*range(1, 10)]
 
 
 def test_lines_out_of_order_are_damaged(tmp_path: Path) -> None:

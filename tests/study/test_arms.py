@@ -30,9 +30,18 @@ def test_words_of_an_arm() -> None:
     for bad in ("diloco@inner.lr 0.1", "diloco@--lr 0.1"):
         with pytest.raises(ValueError, match="must be RECIPE@"):
             parse_arm(bad)
-    for bad, says in (("inner.lr", "needs a value"), ("data.path ''", "names no text")):
-        with pytest.raises(ValueError, match=says):
-            parse_arm(f"diloco@--{bad}")
+    with pytest.raises(ValueError, match="needs a value"):
+        parse_arm("diloco@--inner.lr")
+
+
+def test_the_text_of_an_arm(tmp_path: Path) -> None:
+    """An arm may leave out the source of its recipe for that of all arms."""
+    own = tmp_path / "own.toml"
+    own.write_text('[data]\ndataset = "allenai/c4"\n')
+    (run,) = plan_runs([f"{own}@--data.dataset ''"], [("data.path", "a.txt")], 1, tmp_path)
+    assert (run.recipe.data.path, run.recipe.data.dataset) == ("a.txt", "")
+    with pytest.raises(ValueError, match="--data.path '' names no text"):
+        plan_runs(["diloco@--data.path ''"], [], 1, tmp_path)
 
 
 def test_a_folder_follows_from_the_settings(

@@ -145,12 +145,16 @@ class OuterOptimizer:
         require_setting(finite, self, "options", "must give finite steps")
 
     def __call__(self, parameters: Sequence[Tensor]) -> Optimizer:
-        from adloco.distributed.dtensor import is_sharded  # Torch takes seconds to import.
+        from adloco.algorithms.short_types import is_short  # Torch takes seconds to import.
+        from adloco.distributed.dtensor import is_sharded
 
         options = dict(self.options)
         chosen = {"fused", "foreach"} & options.keys()
-        # Fused kernels cannot handle sharded tensors.
-        if self.optimizer in FUSED and not chosen and not any(map(is_sharded, parameters)):
+        # Fused kernels cannot handle sharded tensors. Ours have four bytes or more; those that a
+        # class of one's own hands in may have two, and torch 2.13's fused SGD on a CPU leaves most
+        # of their values unchanged (https://github.com/pytorch/pytorch/issues/191763).
+        plain = not any(is_sharded(each) or is_short(each) for each in parameters)
+        if self.optimizer in FUSED and not chosen and plain:
             # The fused kernel takes one pass over memory instead of one for each term. On a fast
             # link, memory is what limits a sync.
             options["fused"] = True

@@ -40,7 +40,7 @@ from adloco.cli.runs import Runs
 from adloco.cli.sweep import Sweep
 from adloco.cli.terminal import print_error
 from adloco.cli.train import Train
-from adloco.config.setting_words import take_settings
+from adloco.config.setting_words import check_text_named, take_settings
 from adloco.discovery import lab_classes
 from adloco.errors import NonFiniteLossError, OtherRankError, OutOfMemoryError, exit_code
 from adloco.whole_file import FULL, remedy
@@ -132,6 +132,7 @@ def parse_line(words: list[str]) -> Command:
     others, takes_settings = words, False
     if kind and issubclass(kind, SettingsCommand):
         settings, others = take_settings(words, lists=kind.lists)
+        check_text_named(settings)
         takes_settings = True
     given, unknown = parser.parse_known_args(others)
     if unknown:

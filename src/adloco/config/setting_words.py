@@ -21,7 +21,7 @@ def take_settings(
         each value, and replaces one before it.
 
     Raises:
-        ValueError: A setting has no value, or an empty one names the text.
+        ValueError: A setting has no value.
     """
     settings: list[tuple[str, str]] = []
     others, left = [], list(words)
@@ -41,6 +41,11 @@ def take_settings(
         settings.append((name, value if equals else left.pop(0)))
         while lists and left and not left[0].startswith("--"):
             settings.append((name, left.pop(0)))
+    return settings, others
+
+
+def check_text_named(settings: Sequence[tuple[str, str]]) -> None:
+    """Raise ValueError if settings name the text, and every one that does is empty."""
     sources = {name for name, _ in settings if name in SOURCES}
     empty = sorted({name for name, text in settings if name in sources and not text})
     require(
@@ -48,7 +53,6 @@ def take_settings(
         f"--{' and --'.join(empty)} '' names no text; name one, or leave it out to train on that "
         "of the recipe, which is Python's standard library where it names none",
     )
-    return settings, others
 
 
 def _is_bare_switch(name: str, left: Sequence[str]) -> bool:

@@ -79,7 +79,7 @@ class Level:
             tests: How many tests; at least 1.
         """
         if scale == 0:
-            return self._zero()
+            return self._exactly(value)
         test_variance = self._noise(spread, tests, value, scale)
         error = scale * math.sqrt(test_variance / tests)
         if self.log_mean is None or self.log_mean == -math.inf:
@@ -100,7 +100,7 @@ class Level:
             spread, tests: As for `seen`.
         """
         if value <= 0:
-            return self._zero()
+            return self._exactly(0.0)
         test_variance = self._noise(spread, tests, value, value)
         variance = math.log1p(test_variance / tests)
         found = math.log(value) + variance / 2
@@ -113,9 +113,12 @@ class Level:
             test_variance=test_variance,
         )
 
-    def _zero(self) -> "Level":
-        """The level after a test without noise: of equal gradients, or of none."""
-        return replace(self, log_mean=-math.inf, log_variance=0.0)
+    def _exactly(self, value: float) -> "Level":
+        """The level after a test without noise: of equal gradients, of none, or of a measurement of
+        one's own that gives no `mean_norm_sq`.
+        """
+        exact = math.log(value) if value > 0 else -math.inf
+        return replace(self, log_mean=exact, log_variance=0.0)
 
     def _noise(self, spread: float, tests: float, value: float, scale: float) -> float:
         """A test's relative variance, from the spread of these tests and from earlier rounds.

@@ -131,12 +131,12 @@ class RoundLines:
         if content != self._written():
             write_bytes(self.file, content)
         self._size, self._hash = len(content), hashlib.sha256(content)
-        self._gone = self.gone(rounds)
+        self._gone = _gone(kept, rounds)
         return self._gone
 
     def gone(self, rounds: int) -> list[int]:
         """The rounds up to this one that have no line."""
-        return sorted({*range(1, rounds + 1)} - {line["round"] for line in read_lines(self.file)})
+        return _gone(read_lines(self.file), rounds)
 
     def of_rounds(self, rounds: Collection[int]) -> list[Record]:
         """The lines of these rounds."""
@@ -188,3 +188,8 @@ class RoundLines:
             return b""
         with self.file.open("rb") as content:
             return content.read(size)
+
+
+def _gone(lines: Iterable[Record], rounds: int) -> list[int]:
+    """The rounds up to this one that have no line."""
+    return sorted({*range(1, rounds + 1)} - {line["round"] for line in lines})

@@ -14,7 +14,7 @@ from adloco.config.finding import setting_facts
 from adloco.config.recipe import build_recipe, override, read_values
 from adloco.config.recipe_text import named_settings
 from adloco.config.sections import Recipe
-from adloco.config.setting_words import take_settings
+from adloco.config.setting_words import check_text_named, take_settings
 from adloco.config.shipped import shipped_recipes
 from adloco.errors import require
 from adloco.run.budget import Budget, steps_for
@@ -190,6 +190,7 @@ def planned_run(
         seed: Number that is added to run.seed.
     """
     everywhere = [name for name, _ in common]
+    check_text_named([*common, *changes])
     values = override(override(read_values(recipe), common), changes, everywhere)
     first = build_recipe(values)
     first.schedule_tokens()  # What cannot be trained is refused before anything is.
