@@ -65,7 +65,7 @@ class LearningRate:
             self.shape == "wsd" and tokens_done <= stable,
             f"learning_rate.shape {self.shape} cannot be lengthened to {total_tokens:,} tokens: "
             f"the rate falls to its end at {self.total_tokens:,} tokens, and the run has seen "
-            f"{tokens_done:,}; begin a run that may become longer with constant, or with a larger "
+            f"{tokens_done:,}; begin a run that may become longer with constant, or a larger "
             "learning_rate.total_tokens",
         )
         warmup = self.warmup_fraction * self.total_tokens / total_tokens

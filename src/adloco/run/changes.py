@@ -223,8 +223,8 @@ def with_longer_schedule(
     require(
         not (grown and ended and recipe.run.tokens <= before),
         f"the run cannot become longer by {', '.join(grown)}: its learning rate fell to the end at "
-        f"{planned.total_tokens:,} tokens; use learning_rate.shape constant, or wsd before its "
-        "decay, in a run that may become longer",
+        f"{planned.total_tokens:,} tokens; begin a run that may become longer with "
+        "learning_rate.shape constant, or a larger learning_rate.total_tokens",
     )
     longer = schedule(recipe.run.tokens)
     # The folder may have the schedule of a longer run that was cut off before a checkpoint, or was
