@@ -205,11 +205,11 @@ class Oracle:
     def __init__(
         self, settings: Settings, start: Array, read: Read, wires: Sequence[Wire | None]
     ) -> None:
-        """wires: What is lost of pseudo-gradients; of outer momentum and of diverged workers'
-        differences; and of a merge's parameters. None: nothing.
+        """wires: What is lost of pseudo-gradients; of outer momentum in a merge; and of parameters
+        in a merge. None: nothing.
         """
         self.told, self.read = settings, read
-        self.sync_wire, self.difference_wire, self.parameter_wire = wires
+        self.sync_wire, self.momentum_wire, self.parameter_wire = wires
         self.samples = self.rounds = 0
         self.round_samples: dict[int, int] = {}
         """Of each worker in the newest round."""
@@ -230,7 +230,6 @@ class Oracle:
             trainer: Trainer(trainer, start.copy(), workers, first)
             for trainer, workers in homes.items()
         }
-        self.diverged = False
 
     # The rate and the length of a round.
 
@@ -324,8 +323,6 @@ class Oracle:
                 if step + 1 == arrival:
                     self._receive(fragment, arriving[fragment])
         self.rounds += 1
-        keeps = told.feedback and any(len(each.workers) > 1 for each in self.trainers.values())
-        self.diverged = told.fragments > 1 or told.alpha > 0 or keeps
         for trainer in self.trainers.values():
             trainer.samples += sum(self.round_samples[worker] for worker in trainer.workers)
             self._request(trainer, tests[trainer.id])
@@ -452,7 +449,6 @@ class Oracle:
         due = told.policy != "none" and late >= 0 and late % told.merge_every == 0
         if not due or len(self.trainers) < 2:
             return
-        self.average_replicas()
         ranked = sorted(self.trainers.values(), key=lambda each: (each.requested_batch, each.id))
         members = ranked[: told.merge_count]
         if told.policy == "largest-with-smallest":
@@ -475,7 +471,8 @@ class Oracle:
                 key=lambda each: each.requested_batch / (len(each.workers) + 1),
             )
             home.workers = sorted([*home.workers, worker])
-            self.workers[worker].params = home.global_params.copy()
+            for each in home.workers:
+                self.workers[each].params = home.global_params.copy()
         for worker in survivor.workers:
             self.workers[worker].params = survivor.global_params.copy()
         if told.streams == "balance":
@@ -488,17 +485,11 @@ class Oracle:
             for worker, (position, stream) in zip(readers, read, strict=True):
                 self.workers[worker].position, self.workers[worker].stream = position, stream
 
-    def average_replicas(self) -> None:
-        """If workers have diverged, set them and the global parameters to their mean."""
-        for trainer in self.trainers.values() if self.diverged else ():
-            apart = [
-                trainer.global_params - self.workers[worker].params for worker in trainer.workers
-            ]
-            mean, _ = exchanged(apart, self._weights(trainer), self.difference_wire)
-            trainer.global_params = trainer.global_params - mean
+    def load_global(self) -> None:
+        """Set all workers to the global parameters of their trainers."""
+        for trainer in self.trainers.values():
             for worker in trainer.workers:
                 self.workers[worker].params = trainer.global_params.copy()
-        self.diverged = False
 
     def _mean_of_trainers(
         self,
@@ -534,7 +525,7 @@ class Oracle:
             survivor.momentum, survivor.stepped = np.zeros(21), np.zeros(21, dtype=bool)
         if told.outer_momentum == "weighted":
             survivor.momentum = self._mean_of_trainers(
-                members, weights, {each.id: each.momentum for each in members}, self.difference_wire
+                members, weights, {each.id: each.momentum for each in members}, self.momentum_wire
             )
         merged = [self.workers[worker] for each in members for worker in each.workers]
         if told.inner_state == "reset":

@@ -297,7 +297,7 @@ def test_stop_and_go_on_is_the_same_run() -> None:
     for use in (
         lambda: stopped.evaluate(lambda model, part, parts: (0.0, 1.0)),
         lambda: stopped.model(0),
-        stopped.average_replicas,
+        stopped.load_global,
     ):
         with pytest.raises(ValueError, match="a round is in progress"):
             use()
@@ -807,7 +807,7 @@ def test_a_state_that_is_refused_leaves_no_mixture_to_train() -> None:
     second.round()  # Nothing was written yet.
     with pytest.raises(ValueError, match="of 1 inner optimizers for each worker, and here are 2"):
         second.load_state_dict(state)
-    for use in (second.round, second.state_dict, second.average_replicas, lambda: second.trainers):
+    for use in (second.round, second.state_dict, second.load_global, lambda: second.trainers):
         with pytest.raises(ValueError, match="has failed, which leaves a mixture of two runs"):
             use()
     third = make_run(inner=InnerMuon(lr=0.02))

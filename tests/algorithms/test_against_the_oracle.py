@@ -373,8 +373,8 @@ def check_loop(told: Settings, draws: random.Random) -> None:
         if ended:
             oracle.round()
         if ended and draws.random() < 0.5:
-            loop.average_replicas()
-            oracle.average_replicas()
+            loop.load_global()
+            oracle.load_global()
         for worker in oracle.workers.values() if ended else ():
             difference = flat(models[worker.id].parameters()) - worker.params
             assert np.abs(difference).max() < 1e-12, f"step {step} of {told}"

@@ -160,7 +160,6 @@ def train_in_bf16(
         placement=place(workers, "cpu", 1, shards, replicas),
     )
     losses = [report.train_loss for report in run.rounds(10)]
-    run.average_replicas()
     whole = gather_shards(list(run.trainers[0].outer.global_params))
     return {"losses": losses, "params": torch.cat([tensor.detach().flatten() for tensor in whole])}
 
@@ -220,23 +219,6 @@ def test_what_rounding_took_off_is_resumed(inner: Any, wire: Any) -> None:
         assert one.equal(other)
     state = resumed.workers[0].optimizers[0].state
     assert any(bool(each["lost"].any()) for each in state.values())
-
-
-@pytest.mark.parametrize("wire", [None, Bf16()], ids=["fp32", "bf16"])
-def test_the_mean_of_replicas_keeps_what_is_smaller_than_a_spacing(wire: Any) -> None:
-    """In each round one of four workers goes up by a spacing, 2^-7: a quarter of it in the mean."""
-    models = [nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).bfloat16() for _ in range(4)]
-    for model in models:
-        for parameter in model.parameters():
-            parameter.data.fill_(1.0)
-    outer, streaming = OuterOptimizer(lr=1.0, options={}), Streaming(fragments=2)
-    diloco = DiLoCo(models, outer=outer, sync_every=2, wire=wire, streaming=streaming)
-    for turn in range(8):
-        models[turn % 4][0].weight.data += 2**-7
-        assert [diloco.step() for _ in range(2)] == [False, True]
-        diloco.average_replicas()
-    first = diloco.state_dict()["outer"]["params"][0].detach()
-    assert float(first) == 1 + 2 * 2**-7
 
 
 def test_bf16_replicas_are_not_mixed() -> None:

@@ -346,7 +346,7 @@ def test_parameters_that_would_never_be_synced_are_refused() -> None:
         with others():
             diloco.step()
         with others():
-            diloco.average_replicas()
+            diloco.load_global()
         with others():
             diloco.load_state_dict(state)
 
@@ -913,16 +913,6 @@ def test_ranks_that_load_states_of_two_rounds_are_refused() -> None:
     """As after a kill while they saved: their global parameters would stay apart from then on."""
     for refused in run_on_ranks(states_of_two_rounds, 2):
         assert "were saved after inner steps [1, 0]" in refused
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_a_state_of_more_workers_gives_their_number_of_weights(num_workers: int) -> None:
-    saved = zeros(2, sync_every=2)
-    moved(saved, 2)
-    other = zeros(num_workers, sync_every=2, streaming=Streaming(alpha=0.5))
-    other.load_state_dict(saved.state_dict())
-    other.average_replicas()
-    assert [model.weight.tolist() for model in other.models] == [[[4]]] * num_workers
 
 
 @pytest.mark.parametrize(("streaming", "at"), [(None, 2), (Streaming(tau=1, alpha=0.0), 1)])

@@ -256,67 +256,20 @@ def test_a_residual_in_params_loses_nothing() -> None:
         )  # Residuals are float32.
 
 
-@pytest.mark.parametrize(
-    ("wire", "lost"),
-    [(None, 0.0), (Int8(block=8), 0.01), (Int4(block=8), 0.15), (Int1(block=16), 0.15)],
-    ids=["fp32", "int8", "int4", "int1"],
-)
-def test_averaged_replicas_are_the_mean(wire: Any, lost: float) -> None:
-    """In a lossy format the replicas' differences from the global parameters cross in at least 4
-    bits a value, of which `lost` at most is lost: each worker's in its encoding, and as much of the
-    sum in its own.
-    """
-    run = language_run(streaming=Streaming(fragments=3, tau=1), wire=wire)
+def test_workers_take_the_global_parameters() -> None:
+    """Nothing is sent, and the parameters of all, and of the model, are the global ones."""
+    run = language_run(streaming=Streaming(fragments=3, tau=1), wire=Int1(block=16))
     list(run.rounds(2))
-    with pytest.raises(ValueError, match=r"call average_replicas\(\) first"):
+    with pytest.raises(ValueError, match=r"call load_global\(\) first"):
         run.model(0)
-    own = [
-        torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
-        for worker in run.workers.values()
-    ]
-    start = params_of(run)
-    run.average_replicas()
-    mean = (5 * own[0] + 4 * own[1]) / 9
-    differences = [(5 * (start - own[0]) / 9).norm(), (4 * (start - own[1]) / 9).norm()]
-    error = (params_of(run) - mean).norm()
-    assert error <= lost * (sum(differences) + (start - mean).norm()) + 1e-10
-    assert (error > 1e-8) == bool(lost)
-    for worker in run.workers.values():
-        assert torch.cat([tensor.detach().flatten() for tensor in worker.replica.params]).equal(
-            params_of(run)
-        )
-    before = params_of(run)
-    run.average_replicas()
+    before, sent = params_of(run), run.placement.total_bytes()
+    run.load_global()
+    assert run.placement.total_bytes() == sent
     assert params_of(run).equal(before)
+    for worker in run.workers.values():
+        assert torch.cat([each.detach().flatten() for each in worker.replica.params]).equal(before)
+        assert not any(bool(each.any()) for each in worker.replica.residuals)
     run.model(0)
-
-
-def test_averaging_weighs_by_the_samples_of_the_round_that_was() -> None:
-    """Replicas are weighted by the samples of the last round, not by those of the next, which the
-    norm test has changed; this holds also in a resumed run.
-    """
-    settings: dict[str, Any] = {
-        "streaming": Streaming(fragments=3, tau=1),
-        "batch": NormTest(eta=0.9),
-        "guards": BatchGuards(initial=5, minimum=4, maximum=40),
-    }
-    run, resumed = language_run(**settings), language_run(**settings)
-    report = run.round()
-    assert report is not None and run.trainers[0].requested_batch != 5
-    samples = [worker.round.samples for worker in run.workers.values()]
-    own = [
-        torch.cat([tensor.detach().flatten() for tensor in worker.replica.params])
-        for worker in run.workers.values()
-    ]
-    resumed.load_state_dict(copy.deepcopy(run.state_dict()))
-    for one in (run, resumed):
-        one.average_replicas()
-        torch.testing.assert_close(
-            params_of(one),
-            (samples[0] * own[0] + samples[1] * own[1]) / sum(samples),
-            rtol=1e-10,
-            atol=1e-12,
-        )
 
 
 def test_a_lone_worker_stands_where_its_trainer_does() -> None:
@@ -370,13 +323,6 @@ def test_a_state_that_is_refused_leaves_a_fragment_in_flight() -> None:
         return torch.cat([model.weight.detach().flatten() for model in models])
 
     assert trained(refuses=True).equal(trained(refuses=False))
-
-
-def test_the_last_round_averages_replicas() -> None:
-    run = language_run(streaming=Streaming(fragments=3, tau=1))
-    run.round()
-    run.round(4, last=True)
-    run.model(0)
 
 
 def test_evaluation_is_at_the_global_parameters() -> None:
@@ -776,45 +722,28 @@ def test_drop_in_loaded_while_a_fragment_travels_forgets_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("diverging", "lost"),
-    [
-        ({"streaming": Streaming(tau=1, alpha=0.5)}, 0.0),
-        ({"wire": Int1(block=8)}, 0.2),
-    ],
+    "diverging",
+    [{"streaming": Streaming(tau=1, alpha=0.5)}, {"wire": Int1(block=8)}],
     ids=["streaming", "int1"],
 )
-def test_drop_in_averages_replicas(diverging: dict[str, Any], lost: float) -> None:
-    """In a lossy format differences of up to 4 cross in 4 bits a value."""
+def test_drop_in_loads_the_global_parameters(diverging: dict[str, Any]) -> None:
     models = [linear(), linear()]
     diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=2, **diverging)
     start = models[0].weight.detach().clone()
-    diloco.average_replicas()  # Before the first step there is nothing to average.
+    diloco.load_global()
     assert models[0].weight.equal(start) and models[1].weight.equal(start)  # type: ignore[operator]
     for _ in range(2):
         for model, move in zip(models, (1.0, 2.0), strict=True):
             model.weight.data += move * torch.tensor([1.0, 0.5, 0.25])  # type: ignore[operator]
         diloco.step(samples=[3, 1])
-    mean = 0.75 * models[0].weight.detach() + 0.25 * models[1].weight.detach()
+    weight, bias = diloco.state_dict()["outer"]["params"]
     assert not models[0].weight.equal(models[1].weight)  # type: ignore[operator]
-    diloco.average_replicas()
+    diloco.load_global()
     for model in models:
-        torch.testing.assert_close(model.weight.detach(), mean, rtol=1e-6, atol=lost)
+        assert model.weight.equal(weight) and model.bias.equal(bias)  # type: ignore[operator]
     diloco.step(samples=[3, 1])
-    with pytest.raises(ValueError, match="average replicas after a step that returned True"):
-        diloco.average_replicas()
-
-
-def test_drop_in_leaves_equal_replicas_as_they_are() -> None:
-    """A mean of three equal values would be rounded, and be sent for nothing."""
-    models = [linear(), linear(), linear()]
-    diloco = DiLoCo(models, outer=outer_sgd(0.7), sync_every=1)
-    for model, move in zip(models, (0.1, 0.2, 0.4), strict=True):
-        model.weight.data += move * torch.tensor([1.0, 0.5, 0.25])  # type: ignore[operator]
-    diloco.step()
-    before, sent = models[0].weight.detach().clone(), diloco.placement.traffic.between
-    diloco.average_replicas()
-    assert diloco.placement.traffic.between == sent > 0
-    assert all(model.weight.equal(before) for model in models)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="load global parameters after a step that returned True"):
+        diloco.load_global()
 
 
 def test_outer_state_in_host_memory_is_the_same() -> None:
@@ -834,18 +763,3 @@ def test_small_problem_with_threads() -> None:
     list(one.rounds(5))
     list(many.rounds(5))
     assert params_of(one).equal(params_of(many))
-
-
-def test_drop_in_averages_replicas_by_the_samples_before_a_resume() -> None:
-    first = [nn.Linear(3, 1), nn.Linear(3, 1)]
-    second = [nn.Linear(3, 1), nn.Linear(3, 1)]
-    one, other = (DiLoCo(each, outer=None, sync_every=1, wire=Int2()) for each in (first, second))
-    with torch.no_grad():
-        for worker, model in enumerate(first):
-            model.weight += (1 + worker) * torch.tensor([1.0, 0.5, 0.3])
-    one.step(samples=[3, 1])
-    assert not first[0].weight.equal(first[1].weight)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for diloco in (one, other):
-        diloco.average_replicas()
-    assert second[0].weight.equal(first[0].weight)

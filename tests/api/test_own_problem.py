@@ -74,7 +74,7 @@ def test_it_trains_what_adloco_trains_and_evaluates_its_batches(settings: dict[s
         placement=adloco.OneProcess(threads=1),
     )
     reports = list(oracle.rounds(2))
-    oracle.average_replicas()
+    oracle.load_global()
     assert train_losses(run.records) == [report.train_loss for report in reports]
     (notice,) = json.loads((run.folder / "environment.json").read_text())["notices"]
     assert "has 4 streams and the run has 2 workers, so 2 of them are never read" in notice

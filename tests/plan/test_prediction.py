@@ -459,10 +459,9 @@ def test_a_merge_takes_the_time_of_its_bytes() -> None:
         assert found.bytes_sent == pytest.approx(found.syncs * 1.5 * 4e6 + merges * merged)
 
 
-def test_workers_that_end_diverged_send_a_mean_more() -> None:
-    """Each worker keeps what 1 bit leaves unsent: 68 bytes of a block of 128 values at the end, 34
-    of one of 256 for each of 2.5 syncs. Two trainers of two workers do so before they merge, too,
-    and send parameters in 260 bytes a block of 256.
+def test_what_short_formats_send() -> None:
+    """In 1 bit, 34 bytes of a block of 256 values for each of 2.5 syncs. Two trainers of two
+    workers send parameters in a merge, in 260 bytes a block of 256.
     """
     bits = ("wire.format", "int1")
     two, four = (
@@ -470,11 +469,11 @@ def test_workers_that_end_diverged_send_a_mean_more() -> None:
         for islands in (2, 4)
     )
     found = made("diloco", two, bits)
-    assert found.bytes_sent == pytest.approx(2.5 * 1e6 * 34 / 256 + 1e6 * 68 / 128)
-    assert found.seconds == pytest.approx(2.5 * found.round.total + 1e6 * 68 / 128 / 1e6)
+    assert found.bytes_sent == pytest.approx(2.5 * 1e6 * 34 / 256)
+    assert found.seconds == pytest.approx(2.5 * found.round.total)
     found = made("adloco", four, bits, ("method.num_trainers", "2"))
-    syncs, last = found.syncs * 1.5 * 1e6 * 34 / 256, 1.5 * 1e6 * 68 / 128
-    assert found.bytes_sent == pytest.approx(syncs + 1e6 * (68 / 128 + 1.5 * 260 / 256) + last)
+    syncs = found.syncs * 1.5 * 1e6 * 34 / 256
+    assert found.bytes_sent == pytest.approx(syncs + 1.5 * 1e6 * 260 / 256)
 
 
 def test_the_plug_in_form_holds_a_smaller_batch() -> None:

@@ -430,7 +430,7 @@ def test_rounds_have_other_steps_after_a_resume(small: list[str], tmp_path: Path
     whole = make_run("diloco", [*words, "--run.folder", str(tmp_path / "whole")]).algorithm
     for steps in (4, 4, 7, 7):
         whole.round(inner_steps=steps)
-    whole.average_replicas()
+    whole.load_global()
     run = make_run("diloco", words)
     passes = itertools.count(1)
     run.algorithm.workers[0].model.register_forward_pre_hook(
@@ -442,6 +442,7 @@ def test_rounds_have_other_steps_after_a_resume(small: list[str], tmp_path: Path
     assert [row["inner_steps"] for row in rows] == [4, 8, 15, 22]
     assert [row["sync_every"] for row in rows] == [4, 4, 7, 7]
     resumed = TrainingRun.resume(tmp_path / "run").algorithm
+    resumed.load_global()
     for name, value in whole.model(0).state_dict().items():
         assert value.equal(resumed.model(0).state_dict()[name]), name
     (change,) = lines(tmp_path / "run" / "changes.jsonl")

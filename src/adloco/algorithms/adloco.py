@@ -18,7 +18,7 @@ from adloco.algorithms.optimizers import InnerFactory, check_shards
 from adloco.algorithms.outer_sync import OuterSync
 from adloco.algorithms.planning import Planner
 from adloco.algorithms.reports import RoundReport
-from adloco.algorithms.round import Phase, Round, average_replicas
+from adloco.algorithms.round import Phase, Round
 from adloco.algorithms.round_parts import RoundParts
 from adloco.algorithms.run_state import RunState
 from adloco.algorithms.stage import Option
@@ -144,7 +144,6 @@ class AdLoCo:
         phase: Phase = nullcontext,
         *,
         final_samples: int = 0,
-        last: bool = False,
     ) -> RoundReport | None:
         """Run one round, or the rest of a round that was stopped.
 
@@ -154,13 +153,12 @@ class AdLoCo:
             final_samples: Samples of a new round's last inner step over all trainers, shared out in
                 proportion to the workers' batches, but at least `fewest_samples`, and less than
                 `samples_per_inner_step + fewest_samples`; 0: as many as of the others.
-            last: True to average replicas that have diverged at the end of the round.
 
         Returns:
             The report of the round; None if `stop` was called.
         """
         steps = inner_steps or self.sync_every
-        return Round(self.state, self._parts, steps, final_samples).run(phase, last=last)
+        return Round(self.state, self._parts, steps, final_samples).run(phase)
 
     def stop(self) -> None:
         """Stop the round after the current inner steps, and after a fragment in flight has arrived.
@@ -206,16 +204,17 @@ class AdLoCo:
         """
         return self._parts.planner.fewest_samples(self.state)
 
-    def average_replicas(self) -> None:
-        """If syncs have left workers diverged, set each trainer's model to the mean of its workers.
-
-        The mean is weighted as a sync of the last round is. Call it on all ranks, between rounds.
+    def load_global(self) -> None:
+        """Set all workers to the global parameters of their trainers, where syncs leave them
+        diverged. What they have not sent is dropped. Call it on all ranks, between rounds.
 
         Raises:
             ValueError: A round is in progress.
         """
-        require(not self.state.in_round, "a round is in progress; average replicas between rounds")
-        average_replicas(self.state, self._parts)
+        require(
+            not self.state.in_round, "a round is in progress; load global parameters between rounds"
+        )
+        self.state.load_global(self.placement)
 
     def model(self, trainer: int) -> nn.Module:
         """The model of a trainer's first worker, which has the global parameters between rounds.
@@ -232,7 +231,7 @@ class AdLoCo:
         )
         require(
             not state.diverged,
-            "syncs have left the workers diverged; call average_replicas() first",
+            "syncs have left the workers diverged; call load_global() first",
         )
         living = sorted(state.trainers)
         require(trainer in living, f"there is no trainer {trainer}; living ones are {living}")

@@ -57,7 +57,7 @@ class DiLoCo:
         feedback: What becomes of what the wire format leaves unsent; None: `Feedback()`.
         streaming: The schedule of syncs within a round, with fragments made of the first model's
             layers; None: one sync at the end. With streaming, or with a lossy wire format, replicas
-            may differ after a sync too: see `average_replicas`.
+            may differ after a sync too: see `load_global`.
         memory: Where global parameters, outer optimizer state and residuals are kept.
         placement: Where all workers of the run live, from `place`; None: in this process, where it
             is not one of several ranks.
@@ -146,7 +146,6 @@ class DiLoCo:
         since the round began."""
         self._counted = False
         self._inner_steps = 0
-        self._round_weights: list[float] = []
 
     def step(self, samples: Sequence[float] | None = None) -> bool:
         """Count one inner step of every replica, and sync when the schedule says so.
@@ -203,27 +202,23 @@ class DiLoCo:
             self._outer.sync(event, self._replicas, weights, self._comm)
         if now < self.sync_every:
             return False
-        self._round_weights = self._take_weights(-1)
+        weights = self._take_weights(-1)
         for replica in self._replicas:  # Ranks of an island have seen different samples.
             self.placement.average_on_island(replica.buffers)
-        self._outer.average_buffers(self._replicas, self._round_weights, self._comm)
+        self._outer.average_buffers(self._replicas, weights, self._comm)
         return True
 
-    def average_replicas(self) -> None:
-        """If syncs leave replicas diverged at the end of a round, set all of them to their mean.
-
-        Call it on all ranks, after a step that returned True. The mean is weighted by the samples
-        of the round, so what a replica without samples has not sent is lost. With a lossy wire
-        format, differences from the global parameters are sent in at least 4 bits for each value.
+    def load_global(self) -> None:
+        """Set all replicas to the global parameters, from which syncs may leave them diverged: what
+        was trained is the global parameters. Call it after a step that returned True, when you
+        need them in a model. Training may continue, without what replicas had not sent.
         """
         require(
             self._inner_steps % self.sync_every == 0,
-            "a round is in progress; average replicas after a step that returned True",
+            "a round is in progress; load global parameters after a step that returned True",
         )
         self._require_same_parameters()
-        if self._syncing.diverges(self.num_workers) and self._inner_steps > 0:
-            weights = self._shares(self._round_weights)  # A state may be of more workers.
-            self._outer.average_replicas(self._replicas, weights, self._comm)
+        self._outer.copy_all_to_workers(self._replicas)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the outer step, and of replicas that differ from the global parameters:
@@ -255,7 +250,6 @@ class DiLoCo:
             "samples": self._samples,
             "of_fewer": [own if self._rank == 0 else [0.0] * len(own) for own in seen],
             "counted": self._counted,
-            "round_weights": self._round_weights,
             "inner_steps": self._inner_steps,
             "schedule": self._schedule,
         }
@@ -333,10 +327,6 @@ class DiLoCo:
         )
         self._counted = state["counted"]
         self._inner_steps = rounds * self.sync_every + within  # Rounds may be longer now.
-        # Replicas that do not differ may be of another number of workers now.
-        self._round_weights = (
-            list(state["round_weights"]) if apart else [1 / self.num_workers] * len(self.models)
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have, with copies of the models."""

@@ -1,7 +1,6 @@
 """Evaluation of trainers' global parameters, with the work split over their workers and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -51,9 +50,7 @@ def evaluate(
         trainer, island = places[worker.id]
         among = sharing[trainer, island]
         worker.model.eval()
-        tensors = trainers[trainer].outer.parameters()
-        live = worker.swapped_params(tensors) if state.diverged else nullcontext()
-        with live, torch.no_grad():
+        with state.at_global(worker, trainers[trainer]), torch.no_grad():
             index = among.index(worker.id) * ranks + worker.engine.rank
             part = share_of(island)(worker.model, index, len(among) * ranks)
         free_gathered(worker.model)

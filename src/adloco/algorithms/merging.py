@@ -5,7 +5,7 @@ that trainers own has a fate: parameters, outer momentum, inner optimizer state,
 the requested batch. The gradient statistics that are known have none: unless the survivor keeps its
 own parameters, it gets the mean of their logarithms, weighted by requested batch (`rules.level`).
 If the wire format is lossy, means of parameters and of momentum cross in few bits
-(`Syncing.parameter_wire`, `Syncing.difference_wire`).
+(`Syncing.parameter_wire`, `Syncing.momentum_wire`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,11 +40,10 @@ def apply_merge(
 ) -> dict[int, Trainer]:
     """Carry out a merge, and return the living trainers by id.
 
-    The workers of absorbed trainers are given to living ones, and start from their parameters.
-    Called on all ranks.
+    The workers of absorbed trainers are given to living ones. Those of the survivor, and of
+    trainers that get any, start from the global parameters. Called on all ranks.
 
-    workers: The workers in this process, of all trainers. Their parameters are those of their
-        trainers.
+    workers: The workers in this process, of all trainers.
     """
     applied = _AppliedFates(merge, trainers, workers, fates, placement)
     applied.parameters()
@@ -110,7 +109,7 @@ class _AppliedFates:
         # Other state (Adam's) has second moments, by whose roots is divided: a loss could make them
         # 0.
         names = {name for state in outer.optimizer.state.values() for name in state}
-        wire = outer.syncing.difference_wire if names == {"momentum_buffer"} else None
+        wire = outer.syncing.momentum_wire if names == {"momentum_buffer"} else None
         self._average(entries, self._weights, wire)
 
     def inner_state(self) -> None:
@@ -194,8 +193,10 @@ class _AppliedFates:
             copy_all(comm.broadcast(tensors, source, newcomers), tensors)
             if newcomers:
                 _share_numbers(trainer, source, placement)
-            here = placement.local(trainer.worker_ids)
-            trainer.outer.copy_all_to_workers([self._workers[worker].replica for worker in here])
+            if newcomers or trainer is self._survivor:
+                here = placement.local(trainer.worker_ids)
+                replicas = [self._workers[worker].replica for worker in here]
+                trainer.outer.copy_all_to_workers(replicas)
 
     def _average(
         self,

@@ -305,10 +305,8 @@ class Syncing:
         require_objects(self)
 
     @property
-    def difference_wire(self) -> WireFormat | None:
-        """Wire format of differences where no later sync makes up for a loss: diverged replicas'
-        from the global parameters, and outer momentum in a merge. None: uncompressed.
-        """
+    def momentum_wire(self) -> WireFormat | None:
+        """Wire format of outer momentum, in a merge; None: uncompressed."""
         return at_least(self.wire, Int4())
 
     @property

@@ -182,34 +182,14 @@ class OuterSync:
         for replica in replicas:
             copy_all(self.buffers, replica.buffers)
 
-    @torch.no_grad()
-    def average_replicas(
-        self, replicas: Sequence[Replica], weights: Sequence[float], comm: Comm
-    ) -> None:
-        """Set the global parameters and all workers to the workers' mean, without an outer step.
-
-        It is for workers that streaming or residuals in the parameters have left diverged. If the
-        wire format is lossy (`Syncing.difference_wire`) or the workers' type is shorter, the mean
-        is that of their differences from the global parameters, so that it loses only what is
-        small beside these.
-        """
-        wire = self.syncing.difference_wire if comm.num_workers > 1 else None
-        for fragment in range(len(self.fragments)):
-            per_worker = [self._pick(fragment, replica.params) for replica in replicas]
-            targets = self._pick(fragment, self.global_params)
-            if wire is None and not any(map(is_short, per_worker[0])):
-                copy_all(comm.mean(per_worker, weights), targets)
-                continue
-            given = Contributions(per_worker=per_worker, weights=weights, origin=targets, wire=wire)
-            differences = comm.start_mean(given).wait()
-            for target, difference in zip(targets, differences, strict=True):
-                local(target).sub_(local(in_memory_of(difference, target)))
-        self.copy_all_to_workers(replicas)
-
     def copy_all_to_workers(self, replicas: Sequence[Replica]) -> None:
-        """Set the local workers to the global parameters and the averaged buffers."""
+        """Set the local workers to the global parameters and the averaged buffers; what they have
+        not sent is dropped.
+        """
         for replica in replicas:
             copy_all(self.parameters(), [*replica.params, *replica.buffers])
+            for residual in replica.residuals:
+                residual.zero_()
 
     def discard_in_flight(self) -> None:
         """Wait for a mean in flight, because the other ranks wait for it too, and drop it."""

@@ -19,7 +19,6 @@ from adloco.algorithms.run_state import RunState
 from adloco.algorithms.trainer_distance import trainer_distances
 from adloco.algorithms.worker_round import WorkerRound
 from adloco.distributed.comm.sync_stats import SumStats, SyncStats
-from adloco.distributed.parallel.layers import free_gathered
 from adloco.rules.merge import Merge
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -52,7 +51,7 @@ class Round:
             for stage in state.stages:
                 stage.begin_round()
 
-    def run(self, phase: Phase, *, last: bool) -> RoundReport | None:
+    def run(self, phase: Phase) -> RoundReport | None:
         """Run the round, or the rest of it, as `AdLoCo.round` says; None if it was stopped."""
         state, parts = self._state, self._parts
         # A round that was stopped plans again. Its steps have changed nothing that plans are made
@@ -89,7 +88,7 @@ class Round:
             self._count_round(done)
             # In this order, because a merge goes by the requests that the tests of the round gave.
             trainers = self._request_batches(tasks, done)
-            merge = self._merge(last)
+            merge = self._merge()
             report = report_round(tasks, done, trainers, merge, state, parts)
             for stage in state.stages:
                 report = stage.report(report)
@@ -201,30 +200,14 @@ class Round:
             reports.append(report)
         return reports
 
-    def _merge(self, last: bool) -> Merge | None:
-        """Merge the trainers that the policy names, if any; average diverged replicas before."""
+    def _merge(self) -> Merge | None:
+        """Merge the trainers that the policy names, if any."""
         state, parts = self._state, self._parts
         requests = {trainer.id: trainer.requested_batch for trainer in state.trainers.values()}
         decided = parts.merging.policy.decide(state.rounds_done, requests)
         merge = decided and decided.checked(requests)
-        # A merge averages global parameters, which diverged workers do not have.
-        if merge or last:
-            average_replicas(state, parts)
         if merge:
             state.trainers = apply_merge(
                 merge, state.trainers, state.workers, parts.merging.fates, parts.placement
             )
         return merge
-
-
-def average_replicas(state: RunState, parts: RoundParts) -> None:
-    """If workers have diverged, set each trainer's model to the mean of its workers.
-
-    The mean is weighted as the last sync was. Called on all ranks, between rounds.
-    """
-    if state.diverged:
-        for worker in state.workers.values():
-            free_gathered(worker.model)
-        for trainer, replicas, weights, comm in state.synced(parts.placement):
-            trainer.outer.average_replicas(replicas, weights, comm)
-    state.diverged = False

@@ -1,6 +1,7 @@
 """The state of a run: its trainers, its workers and its counters."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,6 +13,7 @@ from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
 from adloco.distributed.comm.comm import Comm
 from adloco.distributed.dtensor import gather_shards
+from adloco.distributed.parallel.layers import free_gathered
 from adloco.distributed.placement.placement import Placement
 
 
@@ -142,6 +144,20 @@ class RunState:
                     [outer.optimizer] if outer.optimizer else [],
                 )
 
+    def load_global(self, placement: Placement) -> None:
+        """Set all workers to the global parameters of their trainers. Called between rounds."""
+        for worker in self.workers.values():
+            free_gathered(worker.model)
+        for trainer in self.trainers.values():
+            here = placement.local(trainer.worker_ids)
+            trainer.outer.copy_all_to_workers([self.workers[worker].replica for worker in here])
+        self.diverged = False
+
+    def at_global(self, worker: Worker, trainer: Trainer) -> AbstractContextManager[object]:
+        """A context in which a worker has its trainer's global parameters. Used between rounds."""
+        tensors = trainer.outer.parameters()
+        return worker.swapped_params(tensors) if self.diverged else nullcontext()
+
     def parts(self, placement: Placement, *, copy: bool) -> dict[str, Any]:
         """The state in host memory, by part; see `state_parts`. Called on all ranks.
 
@@ -196,16 +212,16 @@ class RunState:
             trainer.outer.discard_in_flight()
         numbers = parts[RUN]
         self.planned = {}
-        self._load_numbers(numbers)
         self.trainers = {}
         for saved in sorted(numbers["trainers"], key=lambda saved: int(saved["trainer"])):
             trainer = new_trainer(int(saved["trainer"]))
             trainer.load_numbers(saved)
             self.trainers[trainer.id] = trainer
         for trainer in self.trainers.values():
-            if here := placement.local(trainer.worker_ids):
+            if placement.local(trainer.worker_ids):
                 trainer.outer.load_state_dict(parts[trainer_part(trainer.id)]["outer"])
-                trainer.outer.copy_all_to_workers([self.workers[each].replica for each in here])
+        self.load_global(placement)
+        self._load_numbers(numbers)
         for worker in self.workers.values():
             worker.load_numbers(numbers["workers"][str(worker.id)])
             worker.load_tensors(parts[worker_part(worker.id)]["inner"])

@@ -114,19 +114,16 @@ def _sent(run: TrainingRun) -> str:
     syncing, parameters = recipe.syncing, run.algorithm.num_parameters
     shown = ROUND["bytes_communicated"].text
     each = bytes_per_value(syncing.wire) * parameters
-    # Workers that have diverged are averaged once more at the end.
-    final = bytes_per_value(syncing.difference_wire) * parameters * syncing.diverges(max(sizes))
     if _merges(run):
         rest = "; each merge sends more"
     elif rounds is None:
         rest = ""
     else:
         # Blocks that are not full, and numbers beside the parameters, are not counted.
-        last = f", and the mean at the end {shown(final)}" if final else ""
         longer = recipe.method.sync_growth and isinstance(recipe.batch, ConstantBatch)
         about = "at most" if longer else "about"
         whole = "more" if run.algorithm.state.rounds_done else "in all"
-        rest = f"{last}, {about} {shown(each * rounds + final)} {whole}"
+        rest = f", {about} {shown(each * rounds)} {whole}"
     first = "no parameters are sent until trainers merge; from then on " if max(sizes) == 1 else ""
     return f"{first}a sync sends {shown(each)} per worker{rest}"
 

@@ -105,15 +105,15 @@ def predict(
     step_seconds = cluster.step_seconds(samples, most)
     found = mean_round(cluster, step_seconds, every, sync)
     syncs = steps / every if workers > 1 else 0.0
-    beside = _beside_syncs(recipe, workload, workers, trainers)
-    seconds = steps / every * found.total + beside / cluster.link.bytes_per_second
+    in_merges = _bytes_of_merges(recipe, workload, workers, trainers)
+    seconds = steps / every * found.total + in_merges / cluster.link.bytes_per_second
     return Prediction(
         candidate=candidate,
         batch=batch,
         tokens=tokens,
         inner_steps=steps,
         syncs=syncs,
-        bytes_sent=syncs * sync.bytes_sent + beside,
+        bytes_sent=syncs * sync.bytes_sent + in_merges,
         step_seconds=step_seconds,
         workers=workers,
         round=found,
@@ -158,9 +158,8 @@ def trained_batch(candidate: Candidate, workload: Workload, cluster: Cluster) ->
     return float(trained_of(wanted, recipe, cluster, workers))
 
 
-def _beside_syncs(recipe: Recipe, workload: Workload, workers: int, trainers: int) -> float:
-    """Bytes that leave each worker in merges, and for the means of workers that syncs leave
-    diverged: of each trainer's before a merge, and of all at the end.
+def _bytes_of_merges(recipe: Recipe, workload: Workload, workers: int, trainers: int) -> float:
+    """Bytes that leave each worker in merges.
 
     Every merge counts as if all workers took part, which those of the last one do; earlier ones
     send less.
@@ -168,20 +167,14 @@ def _beside_syncs(recipe: Recipe, workload: Workload, workers: int, trainers: in
     if recipe.data_parallel:
         return 0.0
     syncing, parameters = recipe.syncing, workload.parameters
-
-    def mean_of_diverged(workers: int) -> float:
-        apart = syncing.diverges(workers)
-        return apart * bytes_of_mean(syncing.difference_wire, parameters, workers)
-
-    each = mean_of_diverged(recipe.method.workers_per_trainer)
-    each += bytes_of_mean(syncing.parameter_wire, parameters, workers)
+    each = bytes_of_mean(syncing.parameter_wire, parameters, workers)
     momentum = isinstance(recipe.outer, OuterOptimizer) and recipe.outer.options.get("momentum", 0)
     if momentum and recipe.fates.outer_momentum == "weighted":
-        each += bytes_of_mean(syncing.difference_wire, parameters, workers)
+        each += bytes_of_mean(syncing.momentum_wire, parameters, workers)
     # A policy of the user's own is taken to merge two.
     absorbed = recipe.merge.count - 1 if isinstance(recipe.merge, TimedMerge) else 1
     merges = math.ceil((recipe.method.num_trainers - trainers) / absorbed)
-    return merges * each + mean_of_diverged(workers)
+    return merges * each
 
 
 def memory_of_island(recipe: Recipe, parameters: float, cluster: Cluster) -> float:

@@ -109,11 +109,6 @@ class Budget:
             else ""
         )
 
-    def ends_after(self, state: RunState, size: RoundSize) -> bool:
-        """True if a round of this size is the last, unless it trains on more than planned."""
-        done = self._after(state, size)
-        return any(done[name] >= limit for name, limit in self.limits.items())
-
     def check_lowered(
         self, state: RunState, size: RoundSize, before: Mapping[str, int], folder: Path
     ) -> None:

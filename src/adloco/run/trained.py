@@ -269,12 +269,12 @@ def text_sample(run: TrainingRun) -> dict[str, str] | None:
 
     Returns:
         `prompt` and `text`; None if the task generates no text, if trainers' models are spread over
-        several ranks, live on other ranks or have diverged, or if their losses are not finite.
+        several ranks or live on other ranks, or if their losses are not finite.
     """
     recipe, algorithm = run.recipe, run.algorithm
     state = algorithm.state
-    whole = run.placement.ranks_per_worker == 1 and not state.diverged and not state.in_round
-    if not (recipe.task.generates and run.newest and whole):
+    whole = run.placement.ranks_per_worker == 1
+    if not (recipe.task.generates and run.newest and whole and not state.in_round):
         return None
     here = {
         trainer for trainer, held in state.trainers.items() if held.worker_ids[0] in state.workers
@@ -286,17 +286,18 @@ def text_sample(run: TrainingRun) -> dict[str, str] | None:
     worker = state.workers[trainer.worker_ids[0]]
     tokenizer = run.task.tokenizer
     prompt = run.task.largest_source().read(0, 0, 1)[0][:PROMPT_TOKENS].tolist()
-    added = list(
-        generate(
-            worker.model,
-            prompt,
-            max_tokens=ADDED_TOKENS,
-            temperature=TEMPERATURE,
-            context_tokens=recipe.data.context_tokens,
-            vocab_size=tokenizer.vocab_size,
-            stop=tokenizer.end_of_text,
-            seed=0,
+    with state.at_global(worker, trainer):
+        added = list(
+            generate(
+                worker.model,
+                prompt,
+                max_tokens=ADDED_TOKENS,
+                temperature=TEMPERATURE,
+                context_tokens=recipe.data.context_tokens,
+                vocab_size=tokenizer.vocab_size,
+                stop=tokenizer.end_of_text,
+                seed=0,
+            )
         )
-    )
     begun, text = tokenizer.decode(prompt), tokenizer.decode([*prompt, *added])
     return {"prompt": begun, "text": text.removeprefix(begun)}

@@ -316,9 +316,6 @@ class TrainingRun:
                 if ends:
                     return
                 continue
-            if self.finished:
-                # The round can be larger than planned, so `last` can have been False.
-                self.algorithm.average_replicas()
             trained = (self.algorithm.state.samples - samples) * self.recipe.data.context_tokens
             record = self._record(report, tokens_per_second=trained / seconds)
             samples, seconds = self.algorithm.state.samples, 0.0
@@ -345,10 +342,9 @@ class TrainingRun:
     def _round(self) -> RoundReport | None:
         try:
             size = self._next_round()
-            last = self._budget.ends_after(self.algorithm.state, size)
             with self.saving.overdue(self.recipe.run.checkpoint_seconds, self.algorithm.stop):
                 return self.algorithm.round(
-                    size.steps, self._memory.phase, final_samples=size.final, last=last
+                    size.steps, self._memory.phase, final_samples=size.final
                 )
         except OutOfMemoryError as error:
             raise out_of_memory.noted(

@@ -174,23 +174,6 @@ def test_all_placements_leave_out_the_same(ranks: int, shards: int, replicas: in
         assert own == pytest.approx(params, rel=1e-6)
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_the_mean_of_diverged_workers_leaves_it_out_too(resumes: bool) -> None:
-    """Fragments leave the workers diverged, and a run ends with their mean, as a merge begins."""
-    run = eight(options=[Gate(gate=True)], streaming=Streaming(fragments=2))
-    report = run.round(phase=faulty(run, 100.0))
-    assert report is not None
-    assert report.workers[BAD].more["syncs_left_out"] == 2
-    if resumes:
-        state = copy.deepcopy(run.state_dict())
-        run = eight(options=[Gate(gate=True)], streaming=Streaming(fragments=2))
-        run.load_state_dict(state)
-    good = [worker.replica.params for worker in run.workers.values() if worker.id != BAD]
-    expected = [torch.stack(each).mean(0) for each in zip(*good, strict=True)]
-    run.average_replicas()
-    torch.testing.assert_close(list(run.trainers[0].outer.global_params), expected)
-
-
 def test_the_verdicts_of_a_round_survive_a_stop_in_it() -> None:
     run = eight(options=[Gate(gate=True)], streaming=Streaming(fragments=2))
     phase = faulty(run, 100.0)
