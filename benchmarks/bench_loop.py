@@ -68,7 +68,7 @@ def plain_run(given: Problem, steps: int, *, trainers: int = 1, **others: Any) -
     """Rounds of so many steps without an outer optimizer: AdamW and a constant batch, unless an
     argument of AdLoCo says otherwise.
     """
-    standard = {"inner": InnerAdamW(), "batching": batching()}
+    standard: dict[str, Any] = {"inner": InnerAdamW(), "batching": batching()}
     method = Method(num_trainers=trainers, sync_every=steps)
     return AdLoCo(given, method, syncing=Syncing(outer=None), **standard | others)
 

@@ -87,7 +87,11 @@ def spread(ratios: Sequence[float]) -> dict[str, Any]:
     return {"ratio": median, "low": low, "high": high, "pairs": len(ratios)}
 
 
-def chosen(cases: Sequence[tuple[int, ...]], quick: bool) -> list[tuple[int, ...]]:
+Sides = Mapping[str, Callable[[], Any]]
+"""Functions by name."""
+
+
+def chosen(cases: Sequence[tuple[Any, ...]], quick: bool) -> list[tuple[Any, ...]]:
     """The cases to measure, each of which ends with its number of pairs; a quick run takes the
     first one, with few pairs.
     """
@@ -95,7 +99,7 @@ def chosen(cases: Sequence[tuple[int, ...]], quick: bool) -> list[tuple[int, ...
 
 
 def in_turns(
-    sides: Mapping[str, Callable[[], Any]],
+    sides: Sides,
     turns: int,
     *,
     meet: Callable[[], Any] = lambda: None,
@@ -105,7 +109,6 @@ def in_turns(
     """Time several functions in turns, in the opposite order every other time.
 
     Args:
-        sides: Functions by name.
         turns: How often each is measured.
         meet: Called before and after each function; on several ranks, a barrier.
         warm_up: Turns before these that are not measured.

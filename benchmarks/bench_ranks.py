@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from bench_loop import BATCH, INNER_STEPS, WIDTHS, BareLoop, batching, plain_run, problem
-from bench_pairs import Row, Seconds, chosen, in_turns
+from bench_pairs import Row, Seconds, Sides, chosen, in_turns
 from torch import Tensor, nn
 
 from adloco import InnerAdamW, InnerMuon, OuterOptimizer, Syncing, place
@@ -178,10 +178,10 @@ def step_times(width: int, turns: int) -> tuple[Seconds, int]:
     """Seconds of INNER_STEPS inner steps on each side, and the model's number of parameters."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     given, batch = problem(width), BATCH * ranks // 2
-    own = {"batching": batching(batch), "placement": place(1, replica_size=0)}
-    run = plain_run(given, INNER_STEPS, **own)
+    placement = place(1, replica_size=0)
+    run = plain_run(given, INNER_STEPS, batching=batching(batch), placement=placement)
     model = given.build_model()
     ddp = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     bare = BareLoop(model, given.data, forward=ddp, batch=batch, rank=rank, ranks=ranks)
-    sides = {"torch": partial(bare.steps, INNER_STEPS), "ours": run.round}
+    sides: Sides = {"torch": partial(bare.steps, INNER_STEPS), "ours": run.round}
     return in_turns(sides, turns, meet=dist.barrier), run.num_parameters

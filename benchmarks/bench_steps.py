@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from bench_loop import INNER_STEPS, WIDTHS, BareLoop, batching, plain_run, problem
-from bench_pairs import Count, Row, chosen, in_turns
+from bench_pairs import Count, Row, Sides, chosen, in_turns
 
 from adloco import AdLoCo, BatchWarmup, Execution, NormTest
 from adloco.config.recipe import build_recipe, override, read_values
@@ -76,7 +76,7 @@ def co_located(*, quick: bool) -> Iterator[Row]:
         given = problem(width, layers=layers, streams=trainers)
         alone = [plain_run(given, INNER_STEPS) for _ in range(trainers)]
         together = plain_run(given, INNER_STEPS, trainers=trainers)
-        sides = {"alone": partial(_each, alone), "together": together.round}
+        sides: Sides = {"alone": partial(_each, alone), "together": together.round}
         times = in_turns(sides, pairs, warm_up=1)
         yield Row.of(
             f"{trainers} co-located trainers of {together.num_parameters / 1e6:.1f}M parameters",
@@ -178,7 +178,7 @@ def prepare_text(*, quick: bool) -> Iterator[Row]:
         made = make_tokenizer(TOKENIZER, texts[:200]).to_transformers(whole=False)
         made.save_pretrained(folder / "tokenizer")
         caches = count()
-        sides = {
+        sides: Sides = {
             "tokenizer": partial(made.backend_tokenizer.encode_batch_fast, texts),
             "prepare": lambda: _prepared(folder, text_file, f"cache-{next(caches)}"),
         }

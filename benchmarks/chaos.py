@@ -412,7 +412,7 @@ def seconds_meanwhile(faults: Sequence[Fault]) -> float:
 
 def usual_seconds(files: RunFiles) -> float:
     """The median time of a round."""
-    moments = [0.0, *(record["seconds"] for record in files.records)]
+    moments: list[float] = [0.0, *(record["seconds"] for record in files.records)]
     return median(after - before for before, after in pairwise(moments))
 
 

@@ -12,6 +12,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import run_script, table
 from stored_runs import (
@@ -65,7 +66,7 @@ class Trial:
 
     @staticmethod
     def of(row: Mapping[str, str]) -> "Trial":
-        types: dict[str, Callable[[str], str | int | float]] = {
+        types: dict[str, Callable[[str], Any]] = {
             **dict.fromkeys(("arm", "model", "coupled", "more"), str),
             **dict.fromkeys(("batch", "grows_to", "sync_every", "final"), int),
             **dict.fromkeys(("lr", "growth", "outer_lr", "momentum"), float),

@@ -587,10 +587,10 @@ def picture(found: Sequence[Gap], file: Path) -> None:
                 markersize=4,
                 linewidth=0.6,
             )
-    syncs = np.geomspace(6, 4000, 50)
+    many = np.geomspace(6, 4000, 50)
     for workers, colour in colours.items():
-        places = np.column_stack([np.full((50, 2), (1e6, workers)), syncs])
-        by_syncs.plot(syncs, 100 * said(best, places)[0], color=colour, label=f"K = {workers}")
+        places = np.column_stack([np.full((50, 2), (1e6, workers)), many])
+        by_syncs.plot(many, 100 * said(best, places)[0], color=colour, label=f"K = {workers}")
     for size, marker in markers.items():
         label = f"{size / 1e6:.2f}M parameters"
         by_law.plot([], [], color="gray", marker=marker, linestyle="", label=label)

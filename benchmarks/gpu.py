@@ -290,7 +290,7 @@ def largest(size: str, extra: str = "") -> Results:
     ended, said = in_child(in_memory, words, STAGE_SECONDS)
     if "GiB" in ended.get("failure", ""):  # By our own check or torch's: that is the answer.
         ended["does_not_fit"] = ended.pop("failure")
-    found = {"words": words} | ended
+    found: dict[str, Any] = {"words": words} | ended
     if not ended.keys() & {"failure", "does_not_fit"}:
         parameters, peak = map(int, said[-1].split())
         found |= {"parameters": parameters, "peak_bytes": peak}
@@ -515,7 +515,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     if options.table:
         files = [options.json] if options.json else sorted(FOLDER.glob("*.json"))
-        shown = [f"{file.stem}\n{table(found)}" for file in files if (found := read(file))]
+        shown = [f"{file.stem}\n{table(kept)}" for file in files if (kept := read(file))]
         require(bool(shown), f"nothing is stored in {options.json or FOLDER}; measure it first")
         print("\n\n".join(shown))
         return
@@ -534,7 +534,8 @@ def main(words: Sequence[str] | None = None) -> None:
     extra = f"--run.device {options.platform} {TINY if options.tiny else ''}"
     failed = 0
     for stage in chosen:
-        runs = {name: f"{words} {extra}" for name, words in RUNS.get(stage, dict)().items()}
+        lines = RUNS[stage]() if stage in RUNS else {}
+        runs = {name: f"{words} {extra}" for name, words in lines.items()}
         found = stored.get(stage, {})
         known = {
             name: each

@@ -7,6 +7,7 @@ linear layers are batched products and whose attention has all models in its bat
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def ways(
         "written, compiled": lambda: written(written_compiled),
     }
     if has_graphs(device):
-        sides["graphs, a stream each"] = graphs([lambda i=i: one(i) for i in range(MODELS)], device)
+        sides["graphs, a stream each"] = graphs([partial(one, i) for i in range(MODELS)], device)
         sides["written, a graph"] = graphs([written], device)
         sides["written, compiled, a graph"] = graphs([lambda: written(written_compiled)], device)
     return sides

@@ -109,7 +109,7 @@ def torchft(method: str, folder: Path) -> None:
     server = (
         LighthouseServer(bind=f"127.0.0.1:{port}", min_replicas=job.WORKERS) if rank == 0 else None
     )
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),
         load_state_dict=lambda state: None,

@@ -34,9 +34,11 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, _ = hidden.shape
         heads = self.to_heads(self.attention_norm(hidden)).view(batch, length, 3, HEADS, -1)
-        mixed = scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), is_causal=True)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.from_heads(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        added: Tensor = self.mlp(self.mlp_norm(hidden))
+        return hidden + added
 
 
 class TinyGPT(nn.Module):

@@ -40,7 +40,7 @@ def keep_rows(folder: Path, file: Path) -> None:
 
 def measured_noise_scale(run: Path, target: float) -> float:
     """Median over the rounds until the loss is reached."""
-    found = []
+    found: list[float | None] = []
     for row in lines(run / "metrics.jsonl"):
         found.append(row["trainers"][0]["noise_scale"])
         if (row["val_loss"] or 9.9) <= target:

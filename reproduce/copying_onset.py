@@ -19,6 +19,7 @@ import string
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from copying import losses
@@ -45,7 +46,7 @@ SETTINGS = {
     "run.keep_checkpoints": 1000,
     "run.checkpoint_seconds": 0,
 }
-LONGER = {
+LONGER: dict[str, Any] = {
     "batch.initial": 16,
     "inner.lr": 1.1e-2,
     "method.sync_every": 3,
@@ -53,7 +54,7 @@ LONGER = {
     "outer.lr": 1,
     "outer.options": {"momentum": 0.3, "nesterov": True},
 }
-ARMS = {
+ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ddp": ("ddp", 5, {}),
     "diloco": ("diloco", 10, {}),
     "diloco, four workers": ("diloco", 10, {"method.workers_per_trainer": 4}),
@@ -64,7 +65,8 @@ ARMS = {
     ),
     "diloco, settings for longer runs": ("diloco", 20, LONGER),
     "adloco": ("adloco", 4, {}),
-} | {
+}
+ARMS |= {
     f"mean of four workers every {steps} steps": (
         "diloco",
         every,
@@ -173,7 +175,7 @@ def complete(folder: Path) -> bool:
 def train(arm: str, seed: int, folder: Path, texts: Path) -> None:
     """Train a run, or the rest of it."""
     recipe, every, settings = ARMS[arm]
-    given = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
+    given: dict[str, Any] = SETTINGS | settings | {"run.checkpoint_every": every, "run.seed": seed}
     first = TOKENS
     if arm in THEN:
         first, given["learning_rate.total_tokens"] = TOKENS // 2, TOKENS
@@ -182,7 +184,8 @@ def train(arm: str, seed: int, folder: Path, texts: Path) -> None:
     elif not (folder / "summary.json").exists():
         adloco.train(resume=folder)
     if arm in THEN and not complete(folder):
-        adloco.train(resume=folder, tokens=TOKENS, **{"method.sync_every": THEN[arm]})
+        then: dict[str, Any] = {"method.sync_every": THEN[arm]}
+        adloco.train(resume=folder, tokens=TOKENS, **then)
 
 
 def main() -> None:

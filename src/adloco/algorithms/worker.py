@@ -367,7 +367,7 @@ class Worker:
             dropout = own_dropout(execution.seed, self.stream, first, device)
         with dropout, autocast(device, execution.autocast):
             loss = checked_loss(self._loss_fn(self.engine.forward, batch), trains=True) * share
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
     def free_graphs(self) -> None:

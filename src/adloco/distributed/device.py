@@ -27,7 +27,7 @@ def new_stream(device: torch.device) -> Any:
     """
     if device.type != "cuda":
         return None
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def used_here(tensors: Sequence[Tensor]) -> None:
 
 def own_random_numbers() -> AbstractContextManager[None]:
     """A context in which torch's generators may be seeded: they are put back at its end."""
-    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    begun = torch.cuda.is_initialized()
     devices = range(torch.cuda.device_count()) if begun else []
     return torch.random.fork_rng(devices)
 
@@ -123,7 +123,7 @@ def read_later(numbers: Tensor) -> Callable[[], list[float]]:
         return numbers.tolist
     own = torch.empty_like(numbers, device="cpu", pin_memory=True)
     own.copy_(numbers, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied = torch.cuda.Event()
     # The current stream may be another device's.
     copied.record(torch.cuda.current_stream(numbers.device))
 

@@ -40,7 +40,7 @@ def run_on_ranks(
     )
     with tempfile.TemporaryDirectory() as folder:
         given = (Path(folder), num_ranks, timeout_seconds, function, arguments)
-        ranks = start_processes(  # type: ignore[no-untyped-call]
+        ranks = start_processes(
             _rank, given, num_ranks, join=False, daemon=True, start_method="forkserver"
         )
         deadline = time.monotonic() + timeout_seconds

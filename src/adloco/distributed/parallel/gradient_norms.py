@@ -125,7 +125,7 @@ def watched(parameters: Sequence[Tensor], see: Callable[[int, Tensor], object]) 
         see(index, gradient.detach())
 
     handles = [
-        parameter.register_hook(functools.partial(hook, index))  # type: ignore[no-untyped-call]
+        parameter.register_hook(functools.partial(hook, index))
         for index, parameter in enumerate(parameters)
     ]
     try:

@@ -107,7 +107,7 @@ def full_gradient(
             read = to_device(source.read(batch.stream, start, part), device)
             with autocast(device, precision):
                 share = loss_fn(model, read) * (part / batch.samples)
-            share.backward()  # type: ignore[no-untyped-call]
+            share.backward()
             loss += float(share.detach()) * batch.samples / samples
             start += part
         norms_sq.append(_take_gradients(params, full, batch.samples / samples))
