@@ -103,14 +103,6 @@ def test_those_that_are_left_do_not_take_the_last_samples_of_a_dropped_trainer()
     assert [row.samples for row in report.steps] == [4, 4, 4]
 
 
-def test_those_that_are_left_without_weight_count_alike() -> None:
-    """A gate may have left them out of the last sync, before the others were dropped."""
-    run = run_with(9, (1,))
-    run.state.weights = {0: 0.0, 2: 0.0}
-    ((_, _, shares, _),) = run.state.synced(run.placement)
-    assert shares == [0.5, 0.5]
-
-
 def test_a_trainer_ends_with_its_last_worker() -> None:
     policy = MergeSmallest(count=2, every=1, first_round=2)
     sizes = {"num_trainers": 2, "workers_per_trainer": 2, "merge": policy}

@@ -42,7 +42,7 @@ class Round:
         self._state = state
         self._parts = parts
         if not state.in_round:
-            state.last_batches, state.planned, state.weights = {}, {}, {}
+            state.last_batches, state.planned = {}, {}
             state.round_steps, state.final_samples = inner_steps, final_samples
             state.sync_every = parts.planner.steps_of_round(state.samples)
             state.events_done = 0
@@ -59,7 +59,7 @@ class Round:
         tasks = parts.planner.tasks(state)
         state.planned = {worker: float(sum(task.batches)) for worker, task in tasks.items()}
         # Counts, of which `synced` makes shares.
-        given = parts.syncing.weights.of(state.planned)
+        weights = given = parts.syncing.weights.of(state.planned)
         for event in parts.syncing.streaming.events(state.round_steps)[state.events_done :]:
             # No rank stops while a fragment is in flight, because a saved state cannot contain one.
             may_stop = event.kind != "receive"
@@ -74,15 +74,14 @@ class Round:
                     weights = given
                     for stage in state.stages:
                         weights = stage.weights(event, weights)
-                    state.weights = dict(weights)
                 costs = {}
-                for trainer, replicas, shares, comm in state.synced(parts.placement):
+                for trainer, replicas, shares, comm in state.synced(parts.placement, weights):
                     costs[trainer.id] = trainer.outer.sync(event, replicas, shares, comm)
                 exposed_seconds = parts.clock() - began
             self._count_sync(costs, exposed_seconds)
             state.events_done += 1
         with phase("sync"):
-            for trainer, replicas, shares, comm in state.synced(parts.placement):
+            for trainer, replicas, shares, comm in state.synced(parts.placement, weights):
                 trainer.outer.average_buffers(replicas, shares, comm)
             done = self._gather(tasks)
             self._count_round(done)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from adloco.algorithms.model_state import Replica
-from adloco.algorithms.stage import Stage
+from adloco.algorithms.stage import Stage, Weights
 from adloco.algorithms.state_parts import RUN, trainer_part, worker_part, workers_of
 from adloco.algorithms.trainer import Trainer
 from adloco.algorithms.worker import Worker
@@ -55,9 +55,6 @@ class RunState:
     planned: dict[int, float] = field(default_factory=dict)
     """Samples of every worker of the run in the round in progress as planned, by id; empty if this
     process has not trained in it."""
-    weights: dict[int, float] = field(default_factory=dict)
-    """Weight of every worker of the run in the round's newest sync, by id; between rounds that of
-    the last round; empty before a round's first sync."""
     stages: Sequence[Stage] = ()
     """What acts between rounds, in the order in which it is called."""
 
@@ -100,15 +97,15 @@ class RunState:
         return any(len(trainer.worker_ids) > 1 for trainer in self.trainers.values())
 
     def synced(
-        self, placement: Placement
+        self, placement: Placement, weights: Weights
     ) -> Iterator[tuple[Trainer, list[Replica], list[float], Comm]]:
         """Give what a sync needs, for each trainer that has workers in this process.
 
         Called on all ranks.
 
         Yields:
-            (trainer, replicas of its workers here, their shares of the `weights` of all its
-            workers, its communicator).
+            (trainer, replicas of its workers here, their shares of the weights of all its workers,
+            its communicator).
         """
         # Making a communicator can make process groups, which takes all ranks. So all are made
         # before the first is used.
@@ -118,12 +115,8 @@ class RunState:
         for trainer in self.trainers.values():
             if here := placement.local(trainer.worker_ids):
                 replicas = [self.workers[worker].replica for worker in here]
-                total = sum(self.weights[worker] for worker in trainer.worker_ids)
-                # Those that had weight may have been dropped since then.
-                shares = [
-                    self.weights[worker] / total if total else 1 / len(trainer.worker_ids)
-                    for worker in here
-                ]
+                total = sum(weights[worker] for worker in trainer.worker_ids)
+                shares = [weights[worker] / total for worker in here]
                 yield trainer, replicas, shares, comms[trainer.id]
 
     def skip_samples(self, count: int) -> None:
@@ -194,7 +187,6 @@ class RunState:
                 stage.key: own for stage in self.stages if (own := stage.numbers()) is not None
             },
             "speeds": {str(worker): speed for worker, speed in self.speeds.items()},
-            "weights": {str(worker): weight for worker, weight in self.weights.items()},
             "trainers": [trainer.numbers() for trainer in self.trainers.values()],
             "workers": dict(workers),
         }
@@ -235,7 +227,6 @@ class RunState:
         numbers = {"sync_every": 0, **numbers}  # Those of before 2026-11-30 lack it.
         vars(self).update({name: numbers[name] for name in COUNTERS})
         self.speeds = {int(worker): speed for worker, speed in numbers["speeds"].items()}
-        self.weights = {int(worker): weight for worker, weight in numbers["weights"].items()}
         # Those of workers that are dropped count in nothing.
         self.last_batches = {
             worker: numbers["workers"][str(worker)]["round"]["batches"]
