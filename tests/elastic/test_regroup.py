@@ -170,11 +170,9 @@ def test_the_others_take_over_the_workers_of_a_killed_rank(
 def test_the_others_continue_without_the_workers_of_a_failed_rank(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told so on the line, or by the failure itself: the same numbers, of a format that leaves
-    nothing to be averaged at the end of the run that is resumed.
-    """
+    """Told so on the line, or by the failure itself: the same numbers."""
     folder, words = tmp_path / "run", ["diloco", *small, "--evaluation.every", "100"]
-    words += ["--method.workers_per_trainer", "3", "--wire.format", "fp32"]
+    words += ["--method.workers_per_trainer", "3"]
 
     def kill(process: subprocess.Popen[str]) -> None:
         until(lambda: len(metrics(folder)) > 1, process)
