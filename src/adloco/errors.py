@@ -72,6 +72,7 @@ def require_range(
         problem = f"must be {'<=' if below is None else '<'} {shown(high)}"
     for name in names:
         value = getattr(owner, name)
+        require_setting(hasattr(value, "__float__"), owner, name, "must be a number")
         # Of nan every comparison is false.
         enough = low is None or (value >= low if above is None else value > low)
         little = high is None or (value <= high if below is None else value < high)

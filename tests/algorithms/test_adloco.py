@@ -830,9 +830,10 @@ def test_reports_are_plain_values() -> None:
     ("changes", "message"),
     [
         ({"sync_every": 0}, "sync_every must be >= 1, got 0"),
+        ({"sync_every": "5"}, "^sync_every must be a number, got '5'$"),
         ({"num_trainers": 0}, "num_trainers must be >= 1, got 0"),
         ({"workers_per_trainer": 0}, "workers_per_trainer must be >= 1, got 0"),
-        ({"data": regression(1)}, "data has 1 streams, but there are 2 workers"),
+        ({"data": regression(1)}, "data needs num_streams >= 2 .*, got 1"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be >= 0"),
         ({"test_groups": 1}, "groups must be >= 2"),
         (
@@ -849,7 +850,7 @@ def test_reports_are_plain_values() -> None:
         ),
         ({"build_model": nn.Identity}, "without trainable parameters"),
         ({"build_model": lambda: None}, "must return a new model, and returned NoneType"),
-        ({"build_model": nn.Linear(1, 1)}, "^build_model must be a function .*, got a model; "),
+        ({"build_model": nn.Linear(1, 1)}, "^build_model must be a function .*, got Linear; "),
         ({"data": [torch.ones(2)]}, "^data must have num_streams and read.*, got list$"),
         (
             {"batch": "norm-test"},
@@ -906,6 +907,17 @@ def test_micro_batches_of_one_sample_can_be_compared_if_all_accumulate() -> None
 def test_sections_of_a_wrong_type_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("section", "needed"),
+    [("batching", "Batching"), ("merging", "Merging"), ("syncing", "Syncing")],
+)
+def test_a_rule_in_the_place_of_its_section_is_refused(section: str, needed: str) -> None:
+    problem = Problem(build_model=linear, loss_fn=squared_error, data=regression(1))
+    sections: dict[str, Any] = {"syncing": Syncing(outer=None), section: NormTest()}
+    with pytest.raises(ValueError, match=f"^AdLoCo needs a {needed}, got <class '.*NormTest'>$"):
+        AdLoCo(problem, Method(), inner=print, **sections)
 
 
 def test_an_outer_optimizer_that_is_not_returned_is_not_taken_for_the_mean() -> None:

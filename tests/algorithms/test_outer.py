@@ -306,10 +306,14 @@ def test_refusal() -> None:
     for model in with_empty:
         model.register_parameter("empty", nn.Parameter(torch.empty(0)))
     DiLoCo(with_empty, outer=None, sync_every=1)
-    with pytest.raises(ValueError, match="sync_every must be >= 1, got 0"):
-        DiLoCo(linear(), outer=None, sync_every=0)
-    with pytest.raises(ValueError, match="sync_every must be a whole number, got 2.5"):
-        DiLoCo(linear(), outer=None, sync_every=2.5)  # type: ignore[arg-type]
+    wrong: list[Any] = [0, 2.5, "5"]
+    for every in wrong:
+        with pytest.raises(
+            ValueError, match=f"sync_every must be a whole number >= 1, got {every!r}"
+        ):
+            DiLoCo(linear(), outer=None, sync_every=every)
+    with pytest.raises(ValueError, match="models must be modules, got <class '.*Parameter'>"):
+        DiLoCo([*linear().parameters()], outer=None, sync_every=1)  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match="^a model has no values in weight, bias: build it outside"
     ):

@@ -189,8 +189,18 @@ def test_a_run_within_another_one_is_refused(settings: dict[str, Any]) -> None:
 
 def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
     model = nn.Linear(3, 1)
-    with pytest.raises(ValueError, match=r"^problem\.build_model must make a new model each time"):
-        adloco.train("diloco", problem=a_problem(build_model=lambda: model), **settings)
+    for made, message in (
+        (model, "give a new model at"),
+        ((model, 1), "return a model, got <.*tu"),
+    ):
+        with pytest.raises(ValueError, match=f"^build_model must {message}"):
+            adloco.train("diloco", problem=a_problem(build_model=lambda m=made: m), **settings)
+    with pytest.raises(ValueError, match=r"^problem must be a Problem, got <.*Linear"):
+        adloco.train("diloco", problem=model, **settings)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"AttributeError: .*\); correct its sizes, or the code of a"
+    ):
+        adloco.train("diloco", problem=a_problem(loss_fn=nn.MSELoss()), **settings)
     for empty in ((), iter(VALIDATION)):
         with pytest.raises(ValueError, match=r"problem\.validation must be a list with at least"):
             adloco.train("diloco", problem=a_problem(validation=empty), **settings)
@@ -210,7 +220,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any]) -> None:
     ):
         meta = a_problem(build_model=lambda: nn.Linear(3, 1, device="meta"))
         adloco.train("diloco", problem=meta, **settings)
-    with pytest.raises(ValueError, match="data has 4 streams, but there are 6 workers"):
+    with pytest.raises(ValueError, match="data needs num_streams >= 6 .*, got 4"):
         adloco.train("diloco", problem=a_problem(), **settings, **{WORKERS: 6})
     with pytest.raises(ValueError, match=r"^model\.dtype and model\.gradient_checkpointing do not"):
         adloco.train("diloco", problem=a_problem(), **settings | {"model.dtype": "bf16"})

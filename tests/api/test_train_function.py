@@ -90,6 +90,7 @@ def test_a_bad_setting_raises_the_sentence_of_the_command_line(
     ("arguments", "sentence"),
     [
         ({"lr": 0.1}, r"no argument 'lr' \(did you mean 'inner.lr' or 'outer.lr'\?\)"),
+        ({"model": torch.nn.Linear(1, 1)}, r"no argument 'model' \(did you mean 'problem'\?\)"),
         ({"sync_evry": 5}, r"did you mean 'method.sync_every'\?"),
         ({"tokens": 5, "run.tokens": 6}, "run.tokens is given twice"),
         ({"resume": "nowhere"}, "resume takes the recipe of the run; leave out 'diloco'"),

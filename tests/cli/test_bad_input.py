@@ -140,6 +140,7 @@ from tests.pages import DESCRIBES_LAB, NEEDS_ELASTIC
         (["--lr", "5"], "(did you mean --inner.lr or --outer.lr?)"),
         (["-run.tokens", "5"], "(did you mean --run.tokens?)"),
         (["--sync-every=5"], "(did you mean --method.sync_every?)"),
+        (["--data", "my_texts"], "(did you mean --data.path?)"),
         (["--H", "5"], "(did you mean --method.sync_every?)"),
         (["--batch-sise", "5"], "(did you mean --batch.initial?)"),
         (["--momentum", "0"], "(did you mean --inner.momentum or --outer.options?)"),

@@ -107,7 +107,7 @@ def test_advice_for_the_first_machine_never_names_its_loopback() -> None:
     resolved = "because the host name resolves to that; set GLOO_SOCKET_IFNAME=eth0 on node0"
     check(findings.interface(one, 2), "problem", resolved)
     named = replace(first, chosen={"GLOO_SOCKET_IFNAME": "lo"})
-    chosen = "because GLOO_SOCKET_IFNAME names it; set GLOO_SOCKET_IFNAME=NAME on node0"
+    chosen = "because GLOO_SOCKET_IFNAME or --meet names it; set GLOO_SOCKET_IFNAME=NAME on node0"
     check(findings.interface(named, 2), "problem", chosen)
 
 

@@ -224,6 +224,8 @@ def test_files(tmp_path: Path) -> None:
         build_recipe(read_values(str(file))).run.tokens,
         build_recipe(read_values(str(file))).run.name,
     ) == (5, "mine")
+    file.write_bytes(b"\xef\xbb\xbf[run]\r\ntokens = 5\r\n")  # As editors on Windows save it.
+    assert read_values(str(file))["run"]["tokens"] == 5
     for content, message in (
         (b"[run\n", "not valid TOML"),
         (b"tokens = 5\n", "'tokens' stands outside a section"),

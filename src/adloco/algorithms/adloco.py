@@ -73,6 +73,9 @@ class AdLoCo:
         self.method = method
         self.placement = placement or alone()
         batching, merging = batching or Batching(), merging or Merging()
+        kinds = (Problem, Method, Syncing, Batching, Merging)
+        for kind, given in zip(kinds, (problem, method, syncing, batching, merging), strict=True):
+            require(isinstance(given, kind), f"AdLoCo needs a {kind.__name__}, got {type(given)}")
         execution = execution or Execution()
         check_sections(problem, method, batching, merging, learning_rate, self.placement)
         settings = InnerSettings(

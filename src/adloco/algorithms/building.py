@@ -33,11 +33,8 @@ def check_sections(
     placement: Placement,
 ) -> None:
     """Raise ValueError if the sections cannot work together on this placement."""
-    streams = problem.data.num_streams
-    require(
-        streams >= method.num_workers,
-        f"data has {streams} streams, but there are {method.num_workers} workers",
-    )
+    streams, least = problem.data.num_streams, method.num_workers
+    require(streams >= least, f"data needs num_streams >= {least} (the workers), got {streams}")
     living = [*method.living_workers]
     require(
         placement.workers in (None, living),

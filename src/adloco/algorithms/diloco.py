@@ -78,13 +78,14 @@ class DiLoCo:
         memory: OuterMemory | None = None,
         placement: Placement | None = None,
     ) -> None:
-        require(sync_every >= 1, f"sync_every must be >= 1, got {sync_every}")
-        require(sync_every % 1 == 0, f"sync_every must be a whole number, got {sync_every}")
+        whole = hasattr(sync_every, "__float__") and sync_every >= 1 and sync_every % 1 == 0
+        require(whole, f"sync_every must be a whole number >= 1, got {sync_every!r}")
         if isinstance(models, nn.Module) and type(models) is not nn.ModuleList:
             models = [models]
         self.models: list[nn.Module] = [*models]
         require(bool(self.models), "models must have at least one model, got none")
         for model in self.models:
+            require(isinstance(model, nn.Module), f"models must be modules, got {type(model)}")
             free_gathered(model)
         self.sync_every = int(sync_every)  # See `step`.
         self.placement = placement or alone()

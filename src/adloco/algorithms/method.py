@@ -101,11 +101,10 @@ class Problem:
     is the mean of their losses. `AdLoCo` does not read it."""
 
     def __post_init__(self) -> None:
-        is_model = isinstance(self.build_model, torch.nn.Module)
         require(
-            callable(self.build_model) and not is_model,
+            callable(self.build_model) and not isinstance(self.build_model, torch.nn.Module),
             "build_model must be a function that makes a new model at each call, got "
-            f"{'a model' if is_model else shown(self.build_model)}; write build_model=lambda: ...",
+            f"{type(self.build_model).__name__}; write build_model=lambda: ...",
         )
         require(callable(self.loss_fn), f"loss_fn must be a function, got {shown(self.loss_fn)}")
         require(

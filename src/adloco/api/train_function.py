@@ -94,6 +94,7 @@ def train(
     require(
         not (resume and recipe), f"resume takes the recipe of the run; leave out {str(recipe)!r}"
     )
+    require(isinstance(problem, Problem | None), f"problem must be a Problem, got {type(problem)}")
     require(
         problem is None or data is None,
         "a problem has its own data; leave out data, or the problem",
@@ -162,7 +163,9 @@ def _by_name(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         parts = {f"{name}.{key}": one for key, one in value.items()} if together else {name: value}
         for full, one in parts.items():
             if "." not in full:
-                meant = settings_meant(full) or settings_near(full)
+                meant = (
+                    ["problem"] if callable(one) else settings_meant(full) or settings_near(full)
+                )
                 advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
                 raise ValueError(
                     f"train() has no argument {full!r}{advice}; settings are named with their "

@@ -182,8 +182,7 @@ def _suggest(word: str, command: Parser, takes_settings: bool) -> str:
         dotted = takes_settings and is_setting and "." in option
         return f" (did you mean --{word}?)" if dotted else ""
     options = re.findall(r"--([\w.-]+)", command.format_usage())
-    near = difflib.get_close_matches(option, options, n=1)
-    meant = [f"--{name}" for name in near]
+    meant = [f"--{name}" for name in difflib.get_close_matches(option, options, n=1)]
     if takes_settings:
         from adloco.config.finding import settings_meant, settings_near
 

@@ -96,7 +96,7 @@ def interface(facts: RankFacts, machines: int) -> Finding:
         return Finding("interface", "problem", text)
     if machines > 1 and facts.address.startswith(LOOPBACK):
         chosen = VARIABLES[0] in facts.chosen
-        why = f"{VARIABLES[0]} names it" if chosen else "the host name resolves to that"
+        why = f"{VARIABLES[0]} or --meet names it" if chosen else "the host name resolves to that"
         text += f", where no other machine reaches it, because {why}; {advice} on {facts.host}"
         return Finding("interface", "problem", text)
     # The first machine reaches itself by any of its addresses, and nodes of one machine each other.

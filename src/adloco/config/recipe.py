@@ -30,11 +30,10 @@ def read_values(recipe: str) -> Values:
     Raises:
         ValueError: There is no such recipe, or it is not valid TOML in UTF-8.
     """
-    if recipe in shipped_recipes():
+    path, shipped = Path(recipe), shipped_recipes()
+    if recipe in shipped:
         text = shipped_text(recipe)
     else:
-        path = Path(recipe)
-        shipped = shipped_recipes()
         require(
             not (path / "recipe.toml").is_file(),
             f"{recipe!r} is the folder of a run and not a recipe; resume it with adloco train "
@@ -46,7 +45,7 @@ def read_values(recipe: str) -> Values:
             f"{', '.join(shipped)}{_suggest(recipe, shipped)}",
         )
         try:
-            text = path.read_bytes().decode("utf-8")
+            text = path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"recipe {recipe!r} is not UTF-8 text; save it as UTF-8") from error
     try:

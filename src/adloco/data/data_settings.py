@@ -21,7 +21,7 @@ OF_ISLAND = (
 class DataSettings:
     """The text to train and validate on, and how it is tokenised."""
 
-    path: str = setting("", resume="free", of_rank=True, equal="data")
+    path: str = setting("", resume="free", of_rank=True, equal="data", aliases=("data",))
     """A text, jsonl or parquet file, or a folder of such files. If path, dataset and factory are
     all empty: the source code of Python's standard library.
     """

@@ -81,16 +81,14 @@ class ProblemBuilder:
     def _build(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self.problem.build_model()
+            model = self.problem.build_model()
+        require(isinstance(model, nn.Module), f"build_model must return a model, got {type(model)}")
+        return model
 
     def __call__(self) -> nn.Module:
         """A model to train, which no call gave before."""
         model = self._build()
-        require(
-            model not in self._built,
-            "problem.build_model must make a new model each time, and gave the one of before, "
-            "which a run would train on from where another one left it",
-        )
+        require(model not in self._built, "build_model must give a new model at each call")
         self._built.add(model)
         return model
 

@@ -291,7 +291,7 @@ def problem_of_model(task: Task, model: nn.Module, device: torch.device) -> str:
     """A sentence that says why the model cannot be trained; empty if it can."""
     try:
         return task.validate_model(model, device)
-    except (RuntimeError, LookupError, TypeError) as error:
+    except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         # Subclasses of RuntimeError are of memory or of other ranks.
         if isinstance(error, RuntimeError) and (
             type(error) is not RuntimeError or ran_out_of_memory(error)
@@ -300,7 +300,7 @@ def problem_of_model(task: Task, model: nn.Module, device: torch.device) -> str:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return (
             f"the model cannot compute its outputs for a sample ({reason}); correct its sizes, "
-            "or the code of a model of your own"
+            "or the code of a model or loss of your own"
         )
 
 
