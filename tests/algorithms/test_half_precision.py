@@ -222,9 +222,10 @@ def test_what_rounding_took_off_is_resumed(inner: Any, wire: Any) -> None:
 
 
 def test_bf16_replicas_are_not_mixed() -> None:
-    """Steps below a spacing would be rounded away by each mix."""
+    """Steps below a spacing would be rounded away by each mix, of a part of the model, too."""
+    model = nn.Sequential(half_linear(), nn.Linear(1, 1))
     with pytest.raises(ValueError, match="streaming.alpha 0.5 mixes parameters of two bytes"):
-        DiLoCo([half_linear()], sync_every=4, streaming=Streaming(fragments=2, tau=1))
+        DiLoCo([model], sync_every=4, streaming=Streaming(fragments=2, tau=1))
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])

@@ -221,6 +221,7 @@ def test_cache_is_written_once_and_keyed_by_source_and_tokenizer(tmp_path: Path)
     first = open_cache(data)
     assert bytes(first.train[:11].tolist()) == b"hello world"
     assert first.train[-1] == 0
+    assert first.rows_read() is None
     stamp = (first.folder / "train.bin").stat().st_mtime_ns
     assert open_cache(data).folder == first.folder
     assert (first.folder / "train.bin").stat().st_mtime_ns == stamp

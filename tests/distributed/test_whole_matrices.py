@@ -9,13 +9,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from adloco import AdLoCo, BatchGuards, InnerAdamW, InnerMuon, SwitchMode
 from adloco.algorithms import muon_step
-from adloco.distributed.dtensor import gather_shards
+from adloco.distributed.dtensor import gather_shards, local
 from adloco.distributed.launch.launcher import place
 from adloco.distributed.parallel import whole_matrices
 from adloco.distributed.parallel.whole_matrices import MatrixOwners, balanced, cost
@@ -172,7 +174,7 @@ class Doubled:
         self.stacks: list[tuple[int, ...]] = []
 
     def given(self, indices: Sequence[int]) -> list[Tensor]:
-        return [self.matrices[index] for index in indices]
+        return [local(self.matrices[index]) for index in indices]
 
     def compute(self, stack: Tensor) -> Tensor:
         self.stacks.append(tuple(stack.shape))
@@ -180,7 +182,7 @@ class Doubled:
 
     def take(self, indices: Sequence[int], results: Sequence[Tensor]) -> None:
         for index, result in zip(indices, results, strict=True):
-            self.matrices[index].copy_(result)
+            local(self.matrices[index]).copy_(result)
 
 
 def test_stacks_have_one_shape_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +193,22 @@ def test_stacks_have_one_shape_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     MatrixOwners(Traffic()).do(work)
     assert work.stacks == [(2, 2, 3), (1, 2, 3), (1, 4, 4)]
     assert [float(matrix.mean()) for matrix in work.matrices] == [2.0, 4.0, 6.0, 8.0]
+
+
+def one_matrix_of_two_ranks(sharded: bool) -> tuple[list[float], list[tuple[int, ...]]]:
+    matrix = torch.arange(6.0).view(3, 2)
+    if sharded:
+        matrix = distribute_tensor(matrix, init_device_mesh("cpu", (2,)), [Shard(0)])
+    work, group = Doubled([matrix]), dist.group.WORLD
+    MatrixOwners(Traffic(), *((None, group) if sharded else (group, None))).do(work)
+    return gather_shards([matrix])[0].flatten().tolist(), work.stacks
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicas", "shards"])
+def test_a_rank_that_owns_nothing_gets_the_result(sharded: bool) -> None:
+    doubled = [2.0 * value for value in range(6)]
+    found = run_on_ranks(one_matrix_of_two_ranks, 2, sharded)
+    assert found == [(doubled, [(1, 3, 2)]), (doubled, [])]
 
 
 def test_owners_have_about_equal_work() -> None:

@@ -412,6 +412,8 @@ def test_a_multiple_of_a_budget_is_rounded_up(tmp_path: Path) -> None:
     for tokens, times, expected in ((1001, "1.5x", "1502"), (3000, "1.1x", "3300")):
         (tmp_path / "recipe.toml").write_text(f"[run]\ntokens = {tokens}\n")
         assert absolute_budgets(tmp_path, [("run.tokens", times)]) == [("run.tokens", expected)]
+    other = [("data.path", "linux")]
+    assert absolute_budgets(tmp_path, other) == other
 
 
 def test_what_auto_chooses_is_kept(

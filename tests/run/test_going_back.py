@@ -1,6 +1,7 @@
 """A run that is taken back to an earlier round."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_changes_of_rounds_that_are_trained_again_are_forgotten(
     go_back(folder, 1)
     assert recorded() == [(1, "0.002")]
     train(resume=folder, **{"inner.lr": 0.003})
+    assert recorded() == []
+    # Nor are those after the checkpoint to resume from, if they came back to its value.
+    for rounds, rate in ((4, 0.001), (5, 0.003)):
+        train(resume=folder, **{"run.rounds": rounds, "inner.lr": rate})
+    assert recorded() == [(3, "0.001"), (4, "0.003")]
+    for checkpoint in list_checkpoints(folder / CHECKPOINTS)[-2:]:
+        shutil.rmtree(checkpoint)
+    train(resume=folder)
     assert recorded() == []
 
 

@@ -121,7 +121,7 @@ class OuterSync:
         (fragment, work), self._in_flight = self._in_flight, None
         params = self._pick(fragment, self.global_params)
         pseudo_gradients = [
-            in_memory_of(pseudo_gradient, parameter).to(parameter.dtype)
+            in_memory_of(pseudo_gradient, parameter)
             for parameter, pseudo_gradient in zip(params, work.wait(), strict=True)
         ]
         if self.optimizer is None:  # global - mean(global - worker) is the workers' mean.

@@ -86,7 +86,7 @@ class TokenCache:
         at_least: For a stream, windows to fetch; the number is then of those so far.
         """
         context = self.data.context_tokens
-        tokens = self.at_least(at_least * context + 1) if self.data.streaming else self.train
+        tokens = self.at_least(at_least * context + 1)
         return max(0, (len(tokens) - 1) // context)
 
     def train_source(self, *, num_streams: int, seed: int) -> Source:

@@ -103,4 +103,4 @@ class Constants:
         """Compute seconds over all seconds of a round."""
         if self.measure == "compute_utilisation":
             return self.value(row)
-        return self.terms.get("overhead", 0.0) * row.sync_every / self.value(row)
+        return self.terms["overhead"] * row.sync_every / self.value(row)

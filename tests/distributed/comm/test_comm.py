@@ -139,6 +139,8 @@ def test_norms_are_the_same_bits_in_one_process_and_in_pieces(
     norms_sq = torch.zeros(2, dtype=torch.float64)
     assert len([*filled_pieces(given, range(9), torch.zeros(2, 270), norms_sq)]) == 3
     assert norms_sq.tolist() == list(work.stats.sent_sq)
+    total = torch.cat(work.wait())
+    assert work.stats.total_sq == pytest.approx(float(total.double().square().sum()), rel=1e-6)
 
 
 def test_a_worker_alone_sends_nothing() -> None:

@@ -253,9 +253,9 @@ def test_a_worker_alone_sends_nothing_and_loses_nothing() -> None:
         assert got.equal(start - own)
 
 
-def on_ranks(names: list[str], workers: int) -> dict[str, Any]:
+def on_ranks(names: list[str], workers: int, replicas: int = 1) -> dict[str, Any]:
     """Sums, squares, residuals and bytes of this rank, twice over."""
-    placement = place(workers)
+    placement = place(workers, replica_size=replicas)
     here = placement.local(range(workers))
     origin, params, weights = problem(workers)
     results: dict[str, Any] = {}
@@ -319,6 +319,23 @@ def test_the_same_bits_on_all_ranks_and_in_one_process(ranks: int, workers: int)
             assert total == pytest.approx(alone[name]["squares"][turn][3], rel=1e-6), (
                 "parts add up to the norm of the sum"
             )
+
+
+@pytest.mark.parametrize("ranks", [2, 4], ids=["one island", "two islands"])
+def test_replicas_of_a_worker_count_it_once(ranks: int) -> None:
+    names = ["uncompressed", "int8"]
+    everyone, alone = run_on_ranks(on_ranks, ranks, names, 2, 2), on_ranks(names, 2)
+    for name in names:
+        wanted = alone[name]
+        for found in everyone:
+            assert all(map(torch.equal, found[name]["sums"], wanted["sums"]))
+            assert found[name]["bytes"] == pytest.approx(wanted["bytes"], rel=1e-12)
+        for turn, squares in enumerate(wanted["squares"]):
+            for part, expected in enumerate(squares):
+                total = sum(
+                    torch.tensor(found[name]["squares"][turn][part]).sum() for found in everyone
+                )
+                assert float(total) == pytest.approx(float(torch.tensor(expected).sum()), rel=1e-5)
 
 
 def random_buckets(seeds: Sequence[int]) -> list[str]:
@@ -394,8 +411,8 @@ def test_any_sizes_in_any_buckets(ranks: int, seeds: Sequence[int]) -> None:
     assert run_on_ranks(random_buckets, ranks, seeds) == [[]] * ranks
 
 
-def sent_in_exchanges() -> list[int]:
-    """Bytes that this rank sends in each exchange of one int8 sum over three ranks, recorded at the
+def sent_in_exchanges(wire: WireFormat | None) -> list[int]:
+    """Bytes that this rank sends in each exchange of one sum over three ranks, recorded at the
     calls of torch.distributed; and those that are counted.
     """
     placement = place(3)
@@ -412,18 +429,21 @@ def sent_in_exchanges() -> list[int]:
         return start(operations)
 
     dist.batch_isend_irecv = spy
-    summed(comm, origin, [params[me]], [weights[me]], Int8(), [])
+    summed(comm, origin, [params[me]], [weights[me]], wire, [])
     return [*seen, placement.traffic.between]
 
 
-def test_counted_bytes_are_those_that_are_sent() -> None:
-    """Every rank's mean is a ring's bytes of all blocks."""
-    blocks = sum(-(-torch.Size(shape).numel() // 256) for shape in SHAPES)
-    found = run_on_ranks(sent_in_exchanges, 3)
+@pytest.mark.parametrize("wire", [None, Int8()])
+def test_counted_bytes_are_those_that_are_sent(wire: WireFormat | None) -> None:
+    """Every rank's mean is a ring's bytes of all values, or blocks; shares are about equal."""
+    sizes = [torch.Size(shape).numel() for shape in SHAPES]
+    payload = 260 * sum(-(-size // 256) for size in sizes) if wire else 4 * sum(sizes)
+    found = run_on_ranks(sent_in_exchanges, 3, wire)
     sent = [first + second for first, second, _ in found]
     for _, _, counted in found:
-        assert counted == blocks * 260
-    assert sum(sent) / 3 == pytest.approx(4 / 3 * blocks * 260)
+        assert counted == payload
+    assert sum(sent) / 3 == pytest.approx(4 / 3 * payload)
+    assert max(sent) < 1.5 * payload
 
 
 @pytest.mark.parametrize("wire", [None, Int1()])
