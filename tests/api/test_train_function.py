@@ -90,7 +90,8 @@ def test_a_bad_setting_raises_the_sentence_of_the_command_line(
     ("arguments", "sentence"),
     [
         ({"lr": 0.1}, r"no argument 'lr' \(did you mean 'inner.lr' or 'outer.lr'\?\)"),
-        ({"model": torch.nn.Linear(1, 1)}, r"no argument 'model' \(did you mean 'problem'\?\)"),
+        ({"model": torch.nn.Linear(1, 1)}, r"\(did you mean 'problem' or 'model.shape'\?\)"),
+        ({"lr": lambda step: 0.1}, r"'problem' or 'inner.lr' or 'outer.lr'\?\)"),
         ({"sync_evry": 5}, r"did you mean 'method.sync_every'\?"),
         ({"tokens": 5, "run.tokens": 6}, "run.tokens is given twice"),
         ({"resume": "nowhere"}, "resume takes the recipe of the run; leave out 'diloco'"),

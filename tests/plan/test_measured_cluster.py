@@ -61,7 +61,8 @@ def test_only_what_was_measured_is_replaced(tmp_path: Path) -> None:
 
 def test_a_file_of_the_users_own_gets_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
-    path.write_text('islands = 3\nbandwidth = "1gbit"\n[samples_per_second] # guessed\n1 = 1')
+    text = 'islands = 3\nbandwidth = "1gbit"\n[samples_per_second] # guessed\n1 = 1'
+    path.write_text(text, encoding="utf-8-sig")  # As editors on Windows save it.
     write(path, {4: 3.0}, 0.25)
     assert path.read_text() == (
         'islands = 3\nbandwidth = "1gbit"\nranks = 2\nupdate_seconds = 0.0012\njitter = 0.25\n\n'

@@ -211,8 +211,8 @@ class DiLoCo:
 
     def load_global(self) -> None:
         """Set all replicas to the global parameters, from which syncs may leave them diverged: what
-        was trained is the global parameters. Call it after a step that returned True, when you
-        need them in a model. Training may continue, without what replicas had not sent.
+        was trained is the global parameters. Call it on all ranks, after a step that returned True,
+        when you need them in a model. Training may continue, without what replicas had not sent.
         """
         require(
             self._inner_steps % self.sync_every == 0,

@@ -163,9 +163,8 @@ def _by_name(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         parts = {f"{name}.{key}": one for key, one in value.items()} if together else {name: value}
         for full, one in parts.items():
             if "." not in full:
-                meant = (
-                    ["problem"] if callable(one) else settings_meant(full) or settings_near(full)
-                )
+                own = ["problem"] * callable(one)  # A model or loss; or some setting's value.
+                meant = own + (settings_meant(full) or settings_near(full))
                 advice = f" (did you mean {' or '.join(map(repr, meant))}?)" if meant else ""
                 raise ValueError(
                     f"train() has no argument {full!r}{advice}; settings are named with their "

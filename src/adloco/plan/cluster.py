@@ -164,7 +164,7 @@ def read_cluster(path: Path) -> Cluster:
         f"there is no file {str(path)!r}; `adloco probe RECIPE --throughput {path}` writes one",
     )
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     known = [field.name for field in fields(Cluster)]

@@ -47,7 +47,7 @@ def cluster_text(path: Path) -> str:
         raise ValueError(
             f"{error}; correct it, or name a file that is a cluster's description or not there yet"
         ) from error
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")
 
 
 def write_measured(
