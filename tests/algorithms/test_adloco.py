@@ -909,14 +909,12 @@ def test_sections_of_a_wrong_type_are_refused(make: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize(
-    ("section", "needed"),
-    [("batching", "Batching"), ("merging", "Merging"), ("syncing", "Syncing")],
-)
-def test_a_rule_in_the_place_of_its_section_is_refused(section: str, needed: str) -> None:
+@pytest.mark.parametrize("section", ["batching", "merging", "syncing", "execution", "placement"])
+def test_a_rule_in_the_place_of_its_section_is_refused(section: str) -> None:
     problem = Problem(build_model=linear, loss_fn=squared_error, data=regression(1))
     sections: dict[str, Any] = {"syncing": Syncing(outer=None), section: NormTest()}
-    with pytest.raises(ValueError, match=f"^AdLoCo needs a {needed}, got <class '.*NormTest'>$"):
+    needed = rf"^AdLoCo needs {section.title()}\(...\), got <class '.*NormTest'>$"
+    with pytest.raises(ValueError, match=needed):
         AdLoCo(problem, Method(), inner=print, **sections)
 
 

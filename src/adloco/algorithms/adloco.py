@@ -73,10 +73,11 @@ class AdLoCo:
         self.method = method
         self.placement = placement or alone()
         batching, merging = batching or Batching(), merging or Merging()
-        kinds = (Problem, Method, Syncing, Batching, Merging)
-        for kind, given in zip(kinds, (problem, method, syncing, batching, merging), strict=True):
-            require(isinstance(given, kind), f"AdLoCo needs a {kind.__name__}, got {type(given)}")
         execution = execution or Execution()
+        given = problem, method, syncing, batching, merging, execution, self.placement
+        kinds = Problem, Method, Syncing, Batching, Merging, Execution, Placement
+        for one, kind in zip(given, kinds, strict=True):
+            require(isinstance(one, kind), f"AdLoCo needs {kind.__name__}(...), got {type(one)}")
         check_sections(problem, method, batching, merging, learning_rate, self.placement)
         settings = InnerSettings(
             problem=problem,
