@@ -221,6 +221,22 @@ def test_what_rounding_took_off_is_resumed(inner: Any, wire: Any) -> None:
     assert any(bool(each["lost"].any()) for each in state.values())
 
 
+def test_what_rounding_left_is_dropped_with_what_was_not_sent() -> None:
+    """Replicas that have the global parameters, and have not moved since, move nothing."""
+    models = [half_linear() for _ in range(2)]
+    plain = OuterOptimizer(lr=1.0, options={})
+    diloco = DiLoCo(models, outer=plain, sync_every=1, wire=Int1(block=16))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in nn.ModuleList(models).parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).bfloat16()
+    diloco.step()
+    diloco.load_global()
+    before = copy.deepcopy(diloco.state_dict()["outer"]["params"])
+    diloco.step()
+    for now, was in zip(diloco.state_dict()["outer"]["params"], before, strict=True):
+        assert now.equal(was)
+
+
 def test_bf16_replicas_are_not_mixed() -> None:
     """Steps below a spacing would be rounded away by each mix, of a part of the model, too."""
     model = nn.Sequential(half_linear(), nn.Linear(1, 1))

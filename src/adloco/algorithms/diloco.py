@@ -356,10 +356,7 @@ class DiLoCo:
         counts, self._samples[which] = self._samples[which], [0.0] * len(self.models)
         if not self._counted:
             return [1 / self.num_workers] * len(self.models)
-        return self._shares(self.placement.sum_on_island(counts))
-
-    def _shares(self, counts: Sequence[float]) -> list[float]:
-        """The local models' shares of what all workers have."""
+        counts = [*self.placement.sum_on_island(counts)]
         everyone = self.placement.gather(
             {worker: [count] for worker, count in zip(self._here, counts, strict=True)}
         )

@@ -120,7 +120,11 @@ class Budget:
             size: The next round, or the one in progress.
             before: The limits so far, by name; 0 means no limit.
         """
-        done, end = self._done(state, state.samples, 0), self._after(state, size)
+        done = self._done(state, state.samples, 0)
+        end = self._done(state, state.samples + size.samples, size.steps) | {
+            "rounds": state.rounds_done + 1,
+            "syncs": state.syncs + state.will_sync,
+        }
         for name, limit in self.limits.items():
             if limit == before[name]:
                 continue
@@ -144,13 +148,6 @@ class Budget:
         part, name = max((done[name] / limit, name) for name, limit in self.limits.items())
         words = name.replace("_", " ")
         return min(1.0, part), f"{done[name]:,} / {self.limits[name]:,} {words}"
-
-    def _after(self, state: RunState, size: RoundSize) -> dict[str, int]:
-        """Progress after a round of this size."""
-        return self._done(state, state.samples + size.samples, size.steps) | {
-            "rounds": state.rounds_done + 1,
-            "syncs": state.syncs + state.will_sync,
-        }
 
     def _done(self, state: RunState, samples: int, steps: int) -> dict[str, int]:
         return {
